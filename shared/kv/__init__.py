@@ -1,0 +1,1 @@
+"""KV arithmetic without devices: block hashes, layouts, the block pool, the arena."""

@@ -1,0 +1,41 @@
+"""How the bytes of one block are laid out."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3": 1}
+
+
+class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """One block: `[num_layers, 2 (K, V), block_size, num_kv_heads, head_dim]` of `dtype`, contiguous.
+
+    A pool is `[num_blocks, *block]`, so one block is one copy, one checksum, one extent.
+    """
+
+    num_layers: int
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+    order: str = "layer,kv,token,head,dim"
+    """A backend that wants another order inside the block says so here: its blocks are then of another layout."""
+
+    @property
+    def shape(self) -> tuple[int, int, int, int, int]:
+        return (self.num_layers, 2, self.block_size, self.num_kv_heads, self.head_dim)
+
+    @property
+    def block_bytes(self) -> int:
+        return self.num_layers * 2 * self.block_size * self.num_kv_heads * self.head_dim * ELEMENT_BYTES[self.dtype]
+
+    @property
+    def token_bytes(self) -> int:
+        return self.block_bytes // self.block_size
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits that name the layout."""
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]

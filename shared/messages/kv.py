@@ -1,0 +1,178 @@
+"""The KV store's protocol and its events. Control only: block bytes go through the arena or the socket between hosts."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from shared.types import KEY_BYTES, Count, HostId, InstanceId, Tier
+
+Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+Digests = Annotated[bytes, msgspec.Meta(max_length=32 * 2**15)]
+"""Full 32-byte block hashes, one after the other."""
+Keys = Annotated[bytes, msgspec.Meta(max_length=16 * 2**15)]
+"""16-byte block keys, one after the other."""
+
+
+class Slot(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One slot of the arena. `generation` changes each time the slot is given to somebody else."""
+
+    offset: Count
+    """Byte offset of the slot's header in the arena file; the payload follows the header."""
+    generation: Count
+    present: bool = False
+    """reserve only: the block is stored already; there is nothing to write and no slot (offset and generation 0)."""
+
+
+class KvLookup(msgspec.Struct, frozen=True, array_like=True, tag="lookup"):
+    """worker, router or console → kvstore. A probe: renews nothing, leases nothing."""
+
+    model_digest: Digest
+    block_hashes: Digests
+
+
+class KvLookupReply(msgspec.Struct, frozen=True, array_like=True, tag="lookup_reply"):
+    """Leading blocks held, and in which tier each lies."""
+
+    num_blocks: Count
+    tiers: list[Tier]
+
+
+class KvReserve(msgspec.Struct, frozen=True, array_like=True, tag="reserve"):
+    """worker → its host's kvstore: room for blocks that are computed already. Key: (worker, block_hashes)."""
+
+    worker: InstanceId
+    model_digest: Digest
+    layout: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}$")]
+    """KvLayout.digest: names the size class."""
+    block_bytes: Count
+    parents: Digests
+    """The hash before each block (the chain's seed before a first one): blocks of several chains may share a reservation."""
+    block_hashes: Digests
+    tenants: list[Annotated[str, msgspec.Meta(max_length=16)]] = []
+    """The partition of each block's request, for quotas; one entry stands for all."""
+
+
+class KvReserveReply(msgspec.Struct, frozen=True, array_like=True, tag="reserve_reply"):
+    """`slots` has one entry a block, in order; it may be shorter than asked if there is no room for the rest (`reason` says why)."""
+
+    lease_id: Count
+    slots: list[Slot]
+    ttl_s: float = 0.0
+    reason: str = ""
+
+
+class KvCommit(msgspec.Struct, frozen=True, array_like=True, tag="commit"):
+    """worker → its host's kvstore: the slots of the lease are written, headers and checksums included. Key: lease_id."""
+
+    worker: InstanceId
+    lease_id: Count
+    handoff_host: HostId | None = None
+    """Set for a handoff: pin the blocks until acquired or 10 s; if it is another host, push them there."""
+    request_id: str = ""
+
+
+class KvCommitReply(msgspec.Struct, frozen=True, array_like=True, tag="commit_reply"):
+    """How many of the lease's blocks can be found from now on."""
+
+    num_blocks: Count
+
+
+class KvAcquire(msgspec.Struct, frozen=True, array_like=True, tag="acquire"):
+    """worker → its host's kvstore: hold the longest leading run of these blocks while I copy them."""
+
+    worker: InstanceId
+    model_digest: Digest
+    layout: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}$")]
+    block_hashes: Digests
+    wait_ms: Annotated[float, msgspec.Meta(ge=0, le=60_000)] = 0.0
+    """Wait at most so long for blocks that are under way from another host or tier."""
+    request_id: str = ""
+
+
+class KvAcquireReply(msgspec.Struct, frozen=True, array_like=True, tag="acquire_reply"):
+    """`slots` is the leading run (maybe empty); `tiers` says where each lay when asked. `reason` names why the run ended (a miss reason)."""
+
+    lease_id: Count
+    slots: list[Slot]
+    tiers: list[Tier]
+    reason: str = ""
+
+
+class KvRelease(msgspec.Struct, frozen=True, array_like=True, tag="release"):
+    """worker → its host's kvstore: end of a lease of either kind; uncommitted slots become free. Idempotent."""
+
+    worker: InstanceId
+    lease_id: Count
+    bad_hashes: Digests = b""
+    """Blocks whose copy failed its check: they and their descendants are dropped."""
+
+
+class KvPrefetch(msgspec.Struct, frozen=True, array_like=True, tag="prefetch"):
+    """router → kvstore of the chosen host, core: these blocks will be wanted soon. Best effort."""
+
+    model_digest: Digest
+    block_keys: Keys
+    sources: list[HostId] = []
+    """Hosts that hold what this one lacks, best first."""
+
+
+class KvSnapshotRequest(msgspec.Struct, frozen=True, array_like=True, tag="kv_snapshot"):
+    """router → event source (kv.<host>.snapshot or worker.<worker>.snapshot): all you hold, a page at a time."""
+
+    cursor: Count = 0
+
+
+class KvSnapshot(msgspec.Struct, frozen=True, array_like=True, tag="kv_snapshot_page"):
+    """One page. Valid together with the events of the same epoch after `sequence` (the sequence when the first page was cut)."""
+
+    source: InstanceId
+    epoch: Count
+    sequence: Count
+    entries: list[BlocksStored]
+    next_cursor: Count | None = None
+    """None: this was the last page."""
+
+
+class BlocksStored(msgspec.Struct, frozen=True, array_like=True, tag="stored"):
+    """Blocks of one chain, consecutive, now held in `tier`."""
+
+    tier: Tier
+    parent: Annotated[bytes, msgspec.Meta(max_length=KEY_BYTES)]
+    """Key before the first (cut to 16 bytes)."""
+    block_keys: Keys
+
+
+class BlocksRemoved(msgspec.Struct, frozen=True, array_like=True, tag="removed"):
+    """Blocks no longer held in `tier`."""
+
+    tier: Tier
+    block_keys: Keys
+
+
+class BlocksCleared(msgspec.Struct, frozen=True, array_like=True, tag="cleared"):
+    """Everything is gone."""
+
+
+KvEvent = BlocksStored | BlocksRemoved | BlocksCleared
+
+
+class KvEventBatch(msgspec.Struct, frozen=True, array_like=True, tag="kv_events"):
+    """kvstore or worker → routers, core. `sequence` goes up by one a batch within an epoch; a gap or a new epoch means: fetch a snapshot."""
+
+    source: InstanceId
+    """A worker (tier device) or a host id (tiers dram, ssd)."""
+    source_kind: Literal["worker", "host"]
+    model: str
+    """ModelId, or "" if the batch concerns all."""
+    epoch: Count
+    sequence: Count
+    events: list[KvEvent]
+
+
+class KvError(msgspec.Struct, frozen=True, array_like=True, tag="kv_error"):
+    """kvstore → caller: the request was refused; the store is unharmed."""
+
+    code: str
+    message: str
