@@ -29,7 +29,10 @@ class Entry:
 
 
 class Subscription(ABC):
-    """`async for message in subscription`. Messages beyond the pending limits are dropped and counted (`num_dropped`), never queued without bound."""
+    """`async for message in subscription`.
+
+    Messages beyond the pending limits are dropped and counted (`num_dropped`), never queued without bound.
+    """
 
     num_dropped: int = 0
 
@@ -111,8 +114,10 @@ class Bucket(ABC):
 
     @abstractmethod
     def watch(self) -> AsyncIterator[Entry]:
-        """First every present key, then each change, across reconnects (after which every present key is repeated). Silent on expiry of a TTL:
-        a reader of leases expires them by its own clock."""
+        """First every present key, then each change, across reconnects (after which every present key is repeated).
+
+        Silent when a TTL expires: a reader of leases expires them by its own clock.
+        """
 
 
 Handler = Callable[[Message], Awaitable[bytes]]
@@ -180,7 +185,10 @@ class Bus(ABC):
 
     @abstractmethod
     def request_many(self, subject: str, payload: bytes, *, stall_s: float, headers: Headers | None = None) -> AsyncIterator[Message]:
-        """Many replies on one inbox, until an empty payload (which is yielded too, for its headers). BusTimeout after `stall_s` of silence."""
+        """Many replies on one inbox, until an empty payload (which is yielded too, for its headers).
+
+        BusTimeout after `stall_s` of silence.
+        """
 
     @abstractmethod
     async def subscribe(
@@ -189,17 +197,22 @@ class Bus(ABC):
 
     @abstractmethod
     async def serve(self, subject: str, handler: Handler, *, queue: str = "", concurrency: int = 256) -> Subscription:
-        """Answer requests: a task a request, at most `concurrency` at once. The handler's bytes are the reply; a SlipstreamError that it raises is
-        answered with headers `Nats-Service-Error` and `Nats-Service-Error-Code`, anything else is logged, counted and answered as internal_error."""
+        """Answer requests: a task a request, at most `concurrency` at once. The handler's bytes are the reply.
+
+        A SlipstreamError that it raises is answered with headers `Nats-Service-Error` and `Nats-Service-Error-Code`; anything else is
+        logged, counted and answered as internal_error.
+        """
 
     @abstractmethod
     async def enqueue(self, subject: str, payload: bytes, *, msg_id: str, headers: Headers | None = None) -> bool:
         """Publish to the stream behind `subject` and wait until it is stored; retried with the same id. False: it was there already.
-        Raises QueueFull, or BusTimeout when it could not be stored within 5 s."""
+
+        Raises QueueFull, or BusTimeout when it could not be stored within 5 s.
+        """
 
     @abstractmethod
     async def consume(self, stream: str, durable: str, subject: str, *, window: int, max_deliver: int = -1) -> Consumer:
-        """Pull from `stream` by a durable that is made if it is not there (and again after a wipe). Rules of DESIGN 3: explicit ack, ack_wait 5 s."""
+        """Pull from `stream` by a durable that is made if it is not there (and again after a wipe): explicit ack, ack_wait 5 s."""
 
     @abstractmethod
     async def delete_durable(self, stream: str, durable: str, purge_subject: str = "") -> None:

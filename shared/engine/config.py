@@ -20,7 +20,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The name clients use; empty: derived from `model`."""
     device: Literal["cpu", "cuda", "sim"] = "cpu"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto: float32 with numerics exact; else bfloat16 where the CPU multiplies it in hardware (AMX, AVX512-BF16) or the device is a GPU, else float32."""
+    """auto: float32 with numerics exact; else bfloat16 on a GPU and where the CPU multiplies it in hardware (AMX, AVX512-BF16); else
+    float32."""
     numerics: Numerics = "default"
     block_size: Annotated[int, msgspec.Meta(ge=1, le=256)] = 16
     max_model_len: Annotated[int, msgspec.Meta(ge=0, le=2**20)] = 0

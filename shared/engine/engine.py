@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence as ListLike
+from collections.abc import Callable
+from collections.abc import Sequence as ListLike
 
 import msgspec
 
@@ -53,8 +54,10 @@ class Engine(ABC):
 
     @abstractmethod
     def forward(self, batch: Batch) -> list[Sampled]:
-        """Compute the items' tokens into the pool; returns one Sampled for each item with `sample`, in order. Does not change the sequences:
-        the scheduler commits. Raises EngineError; the pool's other blocks are then unharmed."""
+        """Compute the items' tokens into the pool; returns one Sampled for each item with `sample`, in order.
+
+        Does not change the sequences: the scheduler commits. Raises EngineError; the pool's other blocks are then unharmed.
+        """
 
     @abstractmethod
     def export_blocks(self, block_ids: ListLike[int], out: ListLike[memoryview]) -> None:

@@ -38,7 +38,7 @@ class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):
     adapter: str = ""
 
     def digest(self) -> bytes:
-        """sha256 over the fields, each tagged with its name and prefixed with its length: no two identities share an encoding. [32 bytes]"""
+        """sha256 over the fields, each tagged with its name and length-prefixed: no two identities share an encoding. [32 bytes]"""
         state = hashlib.sha256(b"slipstream model identity v1")
         for field in msgspec.structs.fields(type(self)):
             for part in (field.name.encode(), str(getattr(self, field.name)).encode()):

@@ -92,7 +92,7 @@ class KvAcquire(msgspec.Struct, frozen=True, array_like=True, tag="acquire"):
 
 
 class KvAcquireReply(msgspec.Struct, frozen=True, array_like=True, tag="acquire_reply"):
-    """`slots` is the leading run (maybe empty); `tiers` says where each lay when asked. `reason` names why the run ended (a miss reason)."""
+    """`slots` is the leading run (maybe empty); `tiers` says where each lay when asked; `reason` names why the run ended."""
 
     lease_id: Count
     slots: list[Slot]
@@ -159,7 +159,7 @@ KvEvent = BlocksStored | BlocksRemoved | BlocksCleared
 
 
 class KvEventBatch(msgspec.Struct, frozen=True, array_like=True, tag="kv_events"):
-    """kvstore or worker → routers, core. `sequence` goes up by one a batch within an epoch; a gap or a new epoch means: fetch a snapshot."""
+    """kvstore or worker → routers, core. `sequence` goes up by one a batch within an epoch; a gap or a new epoch: fetch a snapshot."""
 
     source: InstanceId
     """A worker (tier device) or a host id (tiers dram, ssd)."""

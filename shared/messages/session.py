@@ -12,7 +12,10 @@ Stage = Literal["queued", "prefill", "handoff", "waiting", "decode"]
 
 
 class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """New tokens of one request. `index` counts output tokens from the first epoch on: the first token of a resubmission has index num_emitted."""
+    """New tokens of one request.
+
+    `index` counts output tokens from the first epoch on: the first token of a resubmission has index num_emitted.
+    """
 
     request_id: RequestId
     epoch: int
@@ -52,8 +55,9 @@ TokenMessage = TokenBatch | Progress
 
 
 class Finish(msgspec.Struct, frozen=True, array_like=True, tag="finish"):
-    """worker or router → session.<gateway>.finish, request-reply, repeated until answered (or the gateway's lease is gone). Key: (request_id, epoch, instance).
+    """worker or router → session.<gateway>.finish, request-reply, repeated until answered or the gateway's lease is gone.
 
+    Key: (request_id, epoch, instance).
     Either `reason` (the text is complete) or `error_code` is set.
     """
 
