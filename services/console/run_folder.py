@@ -1,0 +1,133 @@
+"""The folder of one run: logs, trace files, passwords, and `run.json`, by which the other commands find it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from shared.errors import EnvironmentFault
+
+RUN_FILE = "run.json"
+DEFAULT_STATE_DIR = "~/.local/state/slipstream"
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """What `up` writes down about itself. No secrets: passwords lie in 0600 files of the same folder."""
+
+    folder: Path
+    pid: int
+    pid_start: int
+    """The supervisor's start time in clock ticks: tells it from a later process with the same pid."""
+    version: str
+    namespace: str
+    nats_url: str
+    nats_user: str = ""
+    nats_password_file: Path | None = None
+    nats_creds: Path | None = None
+    """How a command on this machine reaches the run's NATS: the console's own user, or the credentials `up` was given."""
+    http_url: str = ""
+    """Empty: the run has no gateway."""
+    kv_dir: Path | None = None
+    """The folder on tmpfs with one folder a host."""
+    num_hosts: int = 0
+    cluster_secret_file: Path | None = None
+    joined: bool = False
+    """It joined the NATS of another run (`up --only`)."""
+    state: str = "starting"
+    services: dict[str, int] = {}
+    """Name → pid, as of now."""
+
+    @property
+    def password_dir(self) -> Path:
+        return self.folder / "nats"
+
+
+def state_dir(given: Path | None, environ: Mapping[str, str] = os.environ) -> Path:
+    """`--state-dir`, else SS_STATE_DIR, else under XDG_STATE_HOME, else ~/.local/state/slipstream."""
+    if given:
+        return given.expanduser().absolute()
+    if environ.get("SS_STATE_DIR"):
+        return Path(environ["SS_STATE_DIR"]).expanduser().absolute()
+    if environ.get("XDG_STATE_HOME"):
+        return Path(environ["XDG_STATE_HOME"]) / "slipstream"
+    return Path(DEFAULT_STATE_DIR).expanduser()
+
+
+def create_run_folder(root: Path) -> Path:
+    """A new 0700 folder `run-<date>-<time>`. Raises EnvironmentFault where it cannot be made."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    try:
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for suffix in ("", *(f"-{count}" for count in range(1, 100))):
+            folder = root / f"run-{stamp}{suffix}"
+            try:
+                folder.mkdir(mode=0o700)
+            except FileExistsError:
+                continue
+            return folder
+    except OSError as error:
+        raise EnvironmentFault(f"state folder {root}: {error.strerror}", remedy="Use another: --state-dir PATH") from error
+    raise EnvironmentFault(f"state folder {root}: 100 runs within one second")
+
+
+def write_run(run: Run) -> None:
+    """Write `run.json`, atomically."""
+    target = run.folder / RUN_FILE
+    fresh = target.with_suffix(".new")
+    fresh.write_bytes(msgspec.json.encode(run, enc_hook=str))
+    fresh.replace(target)
+
+
+def write_secret(path: Path, text: str) -> Path:
+    """A new 0600 file with `text`. FileExistsError if it is there."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    return path
+
+
+def read_run(folder: Path) -> Run | None:
+    """The run of `folder`; None where there is none, or its file is of another version."""
+    try:
+        return msgspec.json.decode((folder / RUN_FILE).read_bytes(), type=Run, dec_hook=lambda kind, text: kind(text))
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def live_runs(root: Path) -> list[Run]:
+    """Runs of this state folder whose supervisor lives, oldest first."""
+    runs = [run for folder in sorted(root.glob("run-*")) if (run := read_run(folder))]
+    return [run for run in runs if process_start(run.pid) == run.pid_start]
+
+
+def find_run(root: Path) -> Run:
+    """The run that commands talk to: the newest that has its own NATS, else the newest. EnvironmentFault if none lives."""
+    runs = live_runs(root)
+    if not runs:
+        raise EnvironmentFault(f"no stack is running (looked in {root})", remedy="Start one: slipstream up")
+    return next((run for run in reversed(runs) if not run.joined), runs[-1])
+
+
+def process_start(pid: int) -> int | None:
+    """Start time of a process in clock ticks since boot; None if it is gone or a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # The command's name stands in brackets and may hold blanks: count from its end.
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def remove_stale_arenas(parent: Path, root: Path) -> None:
+    """Delete arenas on tmpfs whose run died without cleaning up: they would hold memory until the next boot."""
+    kept = {run.kv_dir for run in live_runs(root)}
+    for folder in root.glob("run-*"):
+        run = read_run(folder)
+        if run and run.kv_dir and run.kv_dir not in kept and run.kv_dir.is_relative_to(parent):
+            shutil.rmtree(run.kv_dir, ignore_errors=True)
