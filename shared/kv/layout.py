@@ -22,14 +22,21 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     order: str = "layer,kv,token,head,dim"
     """A backend that wants another order inside the block says so here: its blocks are then of another layout."""
+    scale_dtype: str = ""
+    """Of the scales behind the elements, one for each (layer, K or V, token, head); empty: no scales."""
 
     @property
     def shape(self) -> tuple[int, int, int, int, int]:
         return (self.num_layers, 2, self.block_size, self.num_kv_heads, self.head_dim)
 
     @property
+    def num_rows(self) -> int:
+        """Vectors of head_dim elements in a block."""
+        return self.num_layers * 2 * self.block_size * self.num_kv_heads
+
+    @property
     def block_bytes(self) -> int:
-        return self.num_layers * 2 * self.block_size * self.num_kv_heads * self.head_dim * ELEMENT_BYTES[self.dtype]
+        return self.num_rows * (self.head_dim * ELEMENT_BYTES[self.dtype] + (ELEMENT_BYTES[self.scale_dtype] if self.scale_dtype else 0))
 
     @property
     def token_bytes(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 
 import pytest
@@ -66,4 +65,4 @@ def test_a_file_others_may_write_is_not_loaded(tmp_path: Path) -> None:
     built.chmod(0o666)
     kernels.load_kernel.cache_clear()
     assert kernels.load_kernel(source) is not None, "compiled again instead of loading a foreign file"
-    assert not os.stat(built).st_mode & 0o022
+    assert not built.stat().st_mode & 0o022
