@@ -23,14 +23,14 @@ static inline uint16_t scale_bits(float largest, float range) {
     return (uint16_t)((to_bits(largest / range) + 0xFFFF) >> 16);
 }
 
-static inline int8_t to_int8(float x) { return (int8_t)lrintf(x); }
+static inline int8_t to_int8(float x) { return (int8_t)(int32_t)rintf(x); }
 
 /* e4m3: 4 exponent bits (bias 7), 3 mantissa bits, no infinity; |x| <= 448 here. To nearest, ties to even. */
 static inline uint8_t to_e4m3(float x) {
     uint32_t bits = to_bits(x), sign = (bits >> 24) & 0x80, magnitude = bits & 0x7FFFFFFF;
     uint32_t rounded = magnitude + 0x7FFFF + ((magnitude >> 20) & 1);
     uint32_t normal = (rounded >> 20) - (120 << 3);
-    uint32_t subnormal = (uint32_t)lrintf(from_bits(magnitude) * 512.0f);
+    uint32_t subnormal = (uint32_t)(int32_t)rintf(from_bits(magnitude) * 512.0f);
     return (uint8_t)(sign | (magnitude < 0x3C800000 ? subnormal : normal)); /* 0x3C800000 = 2^-6 */
 }
 
@@ -44,9 +44,12 @@ static inline float from_e4m3(uint8_t q) {
 #define CODEC(NAME, ELEMENT, LOAD, STORE, CODE, ENCODE, DECODE, RANGE)                                            \
     void encode_##NAME(const ELEMENT *x, CODE *q, uint16_t *scales, long rows, long dim) {                       \
         for (long r = 0; r < rows; r++, x += dim, q += dim) {                                                     \
-            float largest = 0.0f;                                                                                 \
-            for (long i = 0; i < dim; i++) { float a = fabsf(LOAD(x, i)); largest = a > largest ? a : largest; }  \
-            scales[r] = scale_bits(largest, RANGE);                                                               \
+            int32_t largest = 0; /* of magnitudes as integers: the same order, and a maximum that vectorises */   \
+            for (long i = 0; i < dim; i++) {                                                                      \
+                int32_t magnitude = (int32_t)(to_bits(LOAD(x, i)) & 0x7FFFFFFF);                                  \
+                largest = magnitude > largest ? magnitude : largest;                                              \
+            }                                                                                                     \
+            scales[r] = scale_bits(from_bits((uint32_t)largest), RANGE);                                          \
             float scale = from_bits((uint32_t)scales[r] << 16), inverse = scale > 0.0f ? 1.0f / scale : 0.0f;     \
             for (long i = 0; i < dim; i++) q[i] = ENCODE(LOAD(x, i) * inverse);                                   \
         }                                                                                                         \

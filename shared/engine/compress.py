@@ -73,7 +73,7 @@ class TorchCodec(Codec):
 
     def encode(self, block: Bytes, out: Bytes) -> None:
         rows = torch.from_numpy(block).view(_TORCH_ELEMENT[self.element]).view(self.num_rows, self.dim).float()
-        codes, scales = torch.from_numpy(out).split([self.num_rows * self.dim, 2 * self.num_rows])
+        codes, scales = self._parts(out)
         # Rounded up to bfloat16, so that the largest element never leaves the range.
         bits = ((rows.abs().amax(dim=1) / LARGEST[self.lower_format]).view(torch.int32) + 0xFFFF) >> 16
         scales.view(torch.int16).copy_(bits.to(torch.int16))
@@ -83,10 +83,15 @@ class TorchCodec(Codec):
         codes.view(_TORCH_CODE[self.lower_format]).copy_(whole.to(_TORCH_CODE[self.lower_format]).flatten())
 
     def decode(self, stored: Bytes, out: Bytes) -> None:
-        codes, scales = torch.from_numpy(stored).split([self.num_rows * self.dim, 2 * self.num_rows])
+        codes, scales = self._parts(stored)
         rows = codes.view(_TORCH_CODE[self.lower_format]).view(self.num_rows, self.dim).float()
         rows *= scales.view(torch.bfloat16).float()[:, None]
         torch.from_numpy(out).view(_TORCH_ELEMENT[self.element]).copy_(rows.flatten())
+
+    def _parts(self, stored: Bytes) -> tuple[torch.Tensor, torch.Tensor]:
+        num_codes = self.num_rows * self.dim
+        whole = torch.from_numpy(stored)
+        return whole[:num_codes], whole[num_codes:]
 
 
 class KernelCodec(Codec):
