@@ -30,6 +30,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     nats_password_file: Path | None = None
     nats_creds: Path | None = None
     """How a command on this machine reaches the run's NATS: the console's own user, or the credentials `up` was given."""
+    nats_client_user: str = ""
+    nats_client_password_file: Path | None = None
+    """The user for programs of one's own: it may ask, and hear its own answers."""
     http_url: str = ""
     """Empty: the run has no gateway."""
     kv_dir: Path | None = None

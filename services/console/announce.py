@@ -1,0 +1,53 @@
+"""What `up` says first and last."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+from services.console.options import UpOptions
+from services.console.run_folder import Run
+from services.console.terminal import home_text, size_text
+
+_CPU_FEATURES = ("amx_tile", "avx512f", "avx2", "asimd")
+"""The best one that the processor has is named."""
+
+
+def header(options: UpOptions) -> str:
+    """Versions, machine, and the sizes in effect."""
+    machine = {"cpu": _cpu(), "cuda": "CUDA", "sim": "simulated engine"}[options.device]
+    parts = [f"slipstream {version('slipstream')}", f"Python {platform.python_version()}", machine]
+    if options.num_workers:
+        parts.append(f"model {Path(options.model).name}")
+        parts.append(f"{options.prefill} prefill, {options.decode} decode")
+    if "kvstore" in options.roles:
+        arenas = f"{options.hosts} x " if options.hosts > 1 else ""
+        parts.append(f"KV store {arenas}{size_text(options.kv_dram)} DRAM")
+    return " · ".join(parts)
+
+
+def ready_block(run: Run, elapsed_s: float) -> str:
+    """The last thing printed: addresses, and a line to copy."""
+    lines = [f"Ready in {elapsed_s:.1f} s", ""]
+    if run.http_url:
+        lines.append(f"  OpenAI API   {run.http_url}/v1")
+    lines.append(f"  NATS         {run.nats_url}    with a user: slipstream nats url")
+    lines.append(f"  Logs         {home_text(run.folder)}/")
+    lines.append("")
+    if run.http_url:
+        lines.append('  Try          slipstream chat "What is the capital of France?"')
+    lines.append("  Watch        slipstream status")
+    lines.append("  Stop         Ctrl-C (drains), or: slipstream down")
+    return "\n".join(lines)
+
+
+def _cpu() -> str:
+    num_cores = len(os.sched_getaffinity(0))
+    try:
+        flags = Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split()
+    except OSError:
+        flags = []
+    best = next((feature for feature in _CPU_FEATURES if feature in flags), "")
+    return f"CPU {num_cores} core{'s' * (num_cores != 1)}" + (f" ({best})" if best else "")

@@ -1,0 +1,28 @@
+"""`slipstream bench`: the measurements of `loadtest.bench`, by name."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Sequence
+
+BENCHES = {
+    "stack": "what the whole stack costs: first token and tokens per second on the simulated engine",
+    "kv": "KV store: handoff between processes, tiers",
+    "router": "the routing decision",
+}
+
+
+def run(argv: Sequence[str]) -> int:
+    """The command: `bench NAME …` is `loadtest.bench.NAME.main(…)`, which returns the exit code."""
+    width = max(map(len, BENCHES))
+    parser = argparse.ArgumentParser(
+        prog="slipstream bench",
+        usage="slipstream bench NAME [options]     (slipstream bench NAME --help tells more)",
+        epilog="benches:\n" + "\n".join(f"  {name:<{width}}  {summary}" for name, summary in BENCHES.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", choices=BENCHES, help=argparse.SUPPRESS)
+    parsed = parser.parse_args(argv[:1])
+    code: int = importlib.import_module(f"loadtest.bench.{parsed.name}").main(list(argv[1:]))
+    return code

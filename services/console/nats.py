@@ -1,0 +1,148 @@
+"""`slipstream nats`: the services as the NATS services API shows them, for machines without the `nats` command line."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import msgspec
+
+from services.console.fleet_view import visit
+from services.console.run_folder import Run, find_run, state_dir
+from services.console.status import age_text, table
+from services.console.terminal import Terminal
+from shared.bus.base import Bus, Message
+from shared.errors import BusTimeout, NoResponders, SlipstreamError
+
+_STALL_S = 0.5
+"""Silence after which no more answers are expected."""
+
+
+def run(argv: Sequence[str]) -> int:
+    """The command. Exit 1 if nobody answers."""
+    options = _parser().parse_args(argv)
+    stack = find_run(state_dir(options.state_dir))
+    if options.verb == "url":
+        sys.stdout.write(url_with_user(stack) + "\n")
+        return 0
+    return asyncio.run(_look(stack, options))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="slipstream nats", description="Look at the services over NATS ($SRV). `nats micro …` shows the same where it is installed."
+    )
+    parser.add_argument("--state-dir", type=Path, help="where `up` was told to keep its runs")
+    parser.add_argument("--json", action="store_true", help="the answers as they are, a line each")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs.add_parser("url", help="the address with the client's user and password, for your own program")
+    for verb, text in (
+        ("ls", "list services"),
+        ("ping", "measure the way there"),
+        ("info", "endpoints"),
+        ("stats", "requests, errors, times"),
+    ):
+        verbs.add_parser(verb, help=text).add_argument("service", nargs="?", default="", help="only this one")
+    request = verbs.add_parser("req", help="send a request, show every answer until the empty one")
+    request.add_argument("subject")
+    request.add_argument("body", nargs="?", default="", help="- reads it from stdin")
+    request.add_argument("--timeout", type=float, default=60.0, metavar="S", help="silence that ends the wait (default 60)")
+    return parser
+
+
+def url_with_user(stack: Run) -> str:
+    """`nats://client:password@host:port`: what a client program connects to."""
+    user, password = stack.nats_client_user, ""
+    parts = urlsplit(stack.nats_url)
+    if stack.nats_client_password_file:
+        password = stack.nats_client_password_file.read_text().strip()
+    login = f"{quote(user)}:{quote(password)}@" if user else ""
+    return f"{parts.scheme}://{login}{parts.netloc}"
+
+
+async def _look(stack: Run, options: argparse.Namespace) -> int:
+    terminal = Terminal()
+    async with visit(stack) as (bus, _):
+        if options.verb == "req":
+            body = sys.stdin.read() if options.body == "-" else options.body
+            return await _request(bus, terminal, options.subject, body, options.timeout)
+        verb = {"ls": "INFO"}.get(options.verb, options.verb.upper())
+        answers = [answer async for answer in _ask(bus, f"$SRV.{verb}" + (f".{options.service}" if options.service else ""))]
+    if options.json:
+        for answer in answers:
+            terminal.say(msgspec.json.encode(answer).decode())
+    elif answers:
+        for line in table(_ROWS[options.verb](answers)):
+            terminal.say(line)
+    else:
+        terminal.say(f"{terminal.mark('warning')} no service answers")
+    return 0 if answers else 1
+
+
+async def _ask(bus: Bus, subject: str) -> AsyncIterator[dict[str, Any]]:
+    """Every answer to a discovery request, with the ms it took as `rtt_ms`."""
+    began_s = time.monotonic()
+    try:
+        async for message in bus.request_many(subject, b"", stall_s=_STALL_S):
+            if message.payload:
+                answer: dict[str, Any] = msgspec.json.decode(message.payload)
+                yield {**answer, "rtt_ms": (time.monotonic() - began_s) * 1e3}
+    except (BusTimeout, NoResponders):
+        return  # silence ends the list: nobody knows how many there are
+
+
+async def _request(bus: Bus, terminal: Terminal, subject: str, body: str, stall_s: float) -> int:
+    async for message in bus.request_many(subject, body.encode(), stall_s=stall_s):
+        _raise_service_error(message)
+        if message.payload:
+            terminal.say(message.payload.decode(errors="replace"))
+    return 0
+
+
+def _raise_service_error(message: Message) -> None:
+    text = message.headers.get("nats-service-error")
+    if text:
+        raise SlipstreamError(f"{text} ({message.headers.get('nats-service-error-code', 'no code')})")
+
+
+def _ls_rows(answers: list[dict[str, Any]]) -> list[Sequence[str]]:
+    return [("Name", "Version", "ID", "Description"), *((a["name"], a["version"], a["id"], a.get("description", "")) for a in answers)]
+
+
+def _ping_rows(answers: list[dict[str, Any]]) -> list[Sequence[str]]:
+    return [("Name", "ID", "RTT"), *((a["name"], a["id"], f"{a['rtt_ms']:.1f} ms") for a in answers)]
+
+
+def _info_rows(answers: list[dict[str, Any]]) -> list[Sequence[str]]:
+    rows: list[Sequence[str]] = [("Name", "ID", "Endpoint", "Subject", "Queue Group")]
+    for answer in answers:
+        rows += [(answer["name"], answer["id"], e["name"], e["subject"], e.get("queue_group", "")) for e in answer.get("endpoints", [])]
+    return rows
+
+
+def _stats_rows(answers: list[dict[str, Any]]) -> list[Sequence[str]]:
+    rows: list[Sequence[str]] = [("ID", "Endpoint", "Requests", "Queue Group", "Errors", "Processing Time", "Average Time")]
+    for answer in answers:
+        for endpoint in answer.get("endpoints", []):
+            total_s = endpoint.get("processing_time", 0) / 1e9
+            rows.append(
+                (
+                    answer["id"],
+                    endpoint["name"],
+                    str(endpoint.get("num_requests", 0)),
+                    endpoint.get("queue_group", ""),
+                    str(endpoint.get("num_errors", 0)),
+                    f"{total_s:.2f}s" if total_s < 60 else age_text(total_s),
+                    f"{endpoint.get('average_processing_time', 0) / 1e6:.1f} ms",
+                )
+            )
+    return rows
+
+
+_ROWS = {"ls": _ls_rows, "ping": _ping_rows, "info": _info_rows, "stats": _stats_rows}

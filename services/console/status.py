@@ -1,0 +1,107 @@
+"""`slipstream status`: who is there, and how loaded they are."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from services.console.fleet_view import read_leases, read_loads, visit
+from services.console.run_folder import Run, find_run, state_dir
+from services.console.terminal import Terminal
+from shared.messages.fleet import WorkerLease, WorkerLoad
+
+_HEADINGS = ("service", "id", "state", "model", "load", "kv", "speed", "up")
+_ROLE_ORDER = ("gateway", "router", "prefill", "decode", "kvstore", "planner")
+
+
+def run(argv: Sequence[str]) -> int:
+    """The command. Exit 1 if the stack is not ready: a service of the run has no ready lease."""
+    parser = argparse.ArgumentParser(prog="slipstream status", description="The processes of the running stack, and their load.")
+    parser.add_argument("--json", action="store_true", help="for scripts")
+    parser.add_argument("--state-dir", type=Path, help="where `up` was told to keep its runs")
+    options = parser.parse_args(argv)
+    stack = find_run(state_dir(options.state_dir))
+    leases, loads = asyncio.run(_look(stack))
+    ready = {lease.name for lease in leases if lease.state == "ready"}
+    absent = sorted(set(stack.services) - ready - {"nats"})
+    is_ready = stack.state == "ready" and not absent
+    if options.json:
+        sys.stdout.write(_json(stack, leases, loads, is_ready) + "\n")
+    else:
+        terminal = Terminal()
+        for line in table([_HEADINGS, *(_row(lease, loads.get(lease.instance), time.time_ns()) for lease in leases)]):
+            terminal.say(line)
+        if absent:
+            terminal.say(f"{terminal.mark('warning')} not ready: {', '.join(absent)}")
+    return 0 if is_ready else 1
+
+
+async def _look(stack: Run) -> tuple[list[WorkerLease], dict[str, WorkerLoad]]:
+    async with visit(stack) as (bus, subjects):
+        leases = await read_leases(bus, subjects)
+        workers = {lease.instance for lease in leases if lease.role in ("prefill", "decode")}
+        loads = await read_loads(bus, subjects, workers)
+    return sorted(leases, key=lambda lease: (_ROLE_ORDER.index(lease.role), lease.name)), loads
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Left-aligned columns as wide as their widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _row(lease: WorkerLease, load: WorkerLoad | None, now_ns: int) -> tuple[str, ...]:
+    kv = f"{load.num_used_blocks / load.num_blocks:.0%} of {load.num_blocks}" if load and load.num_blocks else "–"
+    return (
+        lease.name,
+        lease.instance,
+        lease.state,
+        lease.model or "–",
+        f"{load.num_running} run {load.num_waiting} wait" if load else "–",
+        kv,
+        _speed(load),
+        age_text((now_ns - lease.started_at_ns) / 1e9),
+    )
+
+
+def _speed(load: WorkerLoad | None) -> str:
+    if load and load.role == "prefill" and load.prefill_tokens_per_s:
+        return f"{load.prefill_tokens_per_s:.0f} tok/s"
+    if load and load.role == "decode" and load.step_ms:
+        return f"step {load.step_ms:.1f} ms"
+    return "–"
+
+
+def age_text(seconds: float) -> str:
+    """`45s`, `3m`, `2h`, `4d`."""
+    for unit, length_s in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= length_s:
+            return f"{seconds / length_s:.0f}{unit}"
+    return f"{max(seconds, 0):.0f}s"
+
+
+def _json(stack: Run, leases: list[WorkerLease], loads: dict[str, WorkerLoad], is_ready: bool) -> str:
+    services = [
+        {
+            **{name: getattr(lease, name) for name in lease.__struct_fields__},
+            "load": {name: getattr(load, name) for name in load.__struct_fields__} if (load := loads.get(lease.instance)) else None,
+        }
+        for lease in leases
+    ]
+    answer = {
+        "ready": is_ready,
+        "state": stack.state,
+        "http_url": stack.http_url,
+        "nats_url": stack.nats_url,
+        "folder": str(stack.folder),
+        "pid": stack.pid,
+        "processes": stack.services,
+        "services": services,
+    }
+    return msgspec.json.encode(answer).decode()

@@ -1,0 +1,37 @@
+import subprocess
+import sys
+
+import pytest
+
+from services.console.__main__ import COMMANDS, main
+
+
+def test_help_lists_every_command_and_imports_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"  {name} " in shown for name in COMMANDS)
+    program = """
+import sys
+from services.console.__main__ import main
+try:
+    main(["--help"])
+finally:
+    print(*sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = done.stdout.splitlines()[-1].split()
+    assert not {"torch", "numpy", "nats", "msgspec", "asyncio"} & set(loaded)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.startswith("slipstream 0.")
+
+
+def test_a_misspelt_command_is_a_usage_error_with_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["stauts"])
+    assert caught.value.code == 2
+    assert "did you mean status?" in capsys.readouterr().err

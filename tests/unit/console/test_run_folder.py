@@ -1,0 +1,98 @@
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from services.console.run_folder import (
+    Run,
+    create_run_folder,
+    find_run,
+    live_runs,
+    process_start,
+    read_run,
+    remove_stale_arenas,
+    state_dir,
+    write_run,
+    write_secret,
+)
+from shared.errors import EnvironmentFault
+
+
+def make(root: Path, **fields: object) -> Run:
+    start = process_start(os.getpid())
+    assert start
+    defaults = {
+        "folder": create_run_folder(root),
+        "pid": os.getpid(),
+        "pid_start": start,
+        "version": "1",
+        "namespace": "ss",
+        "nats_url": "nats://x",
+    }
+    run = Run(**{**defaults, **fields})  # type: ignore[arg-type]
+    write_run(run)
+    return run
+
+
+def test_a_run_is_written_and_read_back(tmp_path: Path) -> None:
+    run = make(tmp_path, kv_dir=Path("/dev/shm/x"), services={"decode-0": 7})
+    assert read_run(run.folder) == run
+    assert live_runs(tmp_path) == [run]
+
+
+def test_a_reused_pid_is_not_the_run(tmp_path: Path) -> None:
+    make(tmp_path, pid_start=1)
+    assert live_runs(tmp_path) == []
+    with pytest.raises(EnvironmentFault, match="no stack is running") as caught:
+        find_run(tmp_path)
+    assert "slipstream up" in caught.value.remedy
+
+
+def test_commands_talk_to_the_run_with_the_nats(tmp_path: Path) -> None:
+    own = make(tmp_path)
+    make(tmp_path, joined=True)
+    assert find_run(tmp_path) == own
+
+
+def test_a_foreign_run_file_is_no_run(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    (run.folder / "run.json").write_bytes(msgspec.json.encode({"pid": "x"}))
+    assert read_run(run.folder) is None
+
+
+def test_folders_and_secrets_are_private(tmp_path: Path) -> None:
+    folder = create_run_folder(tmp_path)
+    assert create_run_folder(tmp_path) != folder
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    secret = write_secret(folder / "password", "x")
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    with pytest.raises(FileExistsError):
+        write_secret(secret, "y")
+
+
+def test_the_arena_of_a_run_that_died_is_removed(tmp_path: Path) -> None:
+    memory = tmp_path / "memory"
+    dead, alive = memory / "dead", memory / "alive"
+    dead.mkdir(parents=True)
+    alive.mkdir()
+    make(tmp_path, kv_dir=dead, pid_start=1)
+    make(tmp_path, kv_dir=alive)
+    make(tmp_path, kv_dir=tmp_path, pid_start=1)
+    remove_stale_arenas(memory, tmp_path)
+    assert (dead.exists(), alive.exists(), tmp_path.exists()) == (False, True, True)
+
+
+def test_an_ended_process_has_no_start() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        child.wait()
+        assert process_start(child.pid) is None
+
+
+def test_where_the_state_lies() -> None:
+    assert state_dir(Path("/a"), {}) == Path("/a")
+    assert state_dir(None, {"SS_STATE_DIR": "/b"}) == Path("/b")
+    assert state_dir(None, {"XDG_STATE_HOME": "/c"}) == Path("/c/slipstream")
