@@ -1,0 +1,1 @@
+"""Models: what a folder or GGUF file holds (torch-free), and the forward passes over it."""
