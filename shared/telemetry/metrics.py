@@ -1,0 +1,97 @@
+"""The table of instruments: the only place where a metric gets its name, its labels and its buckets.
+
+A row's `name` is what code says: `telemetry.count("router_refused", reason="no_capacity")`. On /metrics it stands as
+`slipstream_router_refused_total`; a name with a colon (`vllm:prompt_tokens`) or of the GenAI conventions (`gen_ai_...`) stands as it is.
+Label values come from fixed sets or minted ids, never from users. Units are in the names: `_seconds`, `_bytes`, `_ratio`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+@dataclass(frozen=True, slots=True)
+class Instrument:
+    """One row. `buckets` (histograms only): upper bounds, ascending."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+    @property
+    def exposed_name(self) -> str:
+        """As on /metrics, without the `_total` that a counter gets there."""
+        is_foreign = ":" in self.name or self.name.startswith("gen_ai_")
+        return self.name if is_foreign else f"slipstream_{self.name}"
+
+
+SHORT_SECONDS = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""Work inside a process: from 10 µs to 1 s."""
+REQUEST_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+"""What a client waits for."""
+SIZE_BYTES = tuple(float(4**power) for power in range(5, 16))
+"""1 KiB to 1 GiB."""
+NUM_TOKENS = tuple(float(2**power) for power in range(18))
+"""1 to 131,072."""
+
+
+def _counter(name: str, text: str, *labels: str) -> Instrument:
+    return Instrument(name, "counter", text, labels)
+
+
+def _gauge(name: str, text: str, *labels: str) -> Instrument:
+    return Instrument(name, "gauge", text, labels)
+
+
+def _histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Instrument:
+    return Instrument(name, "histogram", text, labels, buckets)
+
+
+PROCESS = (
+    _gauge("service_info", "1; the labels say what this process is.", "role", "name", "instance", "version"),
+    _gauge("service_state", "1 for the state that the process is in, 0 for the others.", "state"),
+    _histogram("event_loop_lag_seconds", "How late a timer of the event loop fires.", SHORT_SECONDS),
+    _counter("lease_renewal_failures", "Renewals of the process's own lease that failed.", "reason"),
+    _counter("leases_lost", "Times the process found its own lease expired while it lived."),
+    _counter("task_crashes", "Supervised tasks that ended by an exception and stopped the process."),
+    _counter("telemetry_dropped", "Spans that were not kept, by cause.", "reason"),
+    _counter("telemetry_label_overflow", "Values counted under the label `other`, because a label had too many values."),
+    _gauge("fleet_size", "Processes whose lease is alive, as this process sees them.", "role"),
+    _counter("fleet_expired", "Leases that this process saw expire.", "role"),
+    _counter("fleet_malformed", "Entries of ss_workers that are no lease."),
+)
+
+BUS = ()
+
+GATEWAY = ()
+
+ROUTER = ()
+
+PREFILL = ()
+
+DECODE = ()
+
+ENGINE = ()
+
+KVCLIENT = ()
+
+KVSTORE = ()
+
+PLANNER = ()
+
+
+def _by_name(*sections: tuple[Instrument, ...]) -> dict[str, Instrument]:
+    table: dict[str, Instrument] = {}
+    for instrument in (row for section in sections for row in section):
+        if instrument.name in table:
+            raise ValueError(f"{instrument.name} stands in the table twice")
+        table[instrument.name] = instrument
+    return table
+
+
+INSTRUMENTS = _by_name(PROCESS, BUS, GATEWAY, ROUTER, PREFILL, DECODE, ENGINE, KVCLIENT, KVSTORE, PLANNER)
