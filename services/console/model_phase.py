@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from pathlib import Path
 
 from services.console.board import Board
 from services.console.options import UpOptions
@@ -11,17 +12,26 @@ from services.console.terminal import home_text
 from services.console.threads import in_daemon_thread
 from shared.config import read_config
 from shared.engine.config import EngineConfig
-from shared.engine.model.loader import resolve_model
+from shared.engine.model.loader import CHOICES, KNOWN_MODELS, list_models, resolve_model
+from shared.errors import ConfigError
 
 
 async def fetch_model(options: UpOptions, board: Board) -> None:
-    """Convert (or find converted) the model of `options`. ModelFault, ConfigError or EnvironmentFault as the loader raises them."""
+    """Convert (or find converted) the model of `options`. ConfigError: there is no such model. ModelFault: it cannot be served."""
     loop = asyncio.get_running_loop()
     cache_dir = read_config(EngineConfig, os.environ).cache_dir
     board.begin("model", "looking for it")
+    _check_name(options.model, cache_dir)
 
-    def report(text: str, fraction: float | None = None) -> None:
+    def report(text: str, fraction: float | None) -> None:
         loop.call_soon_threadsafe(board.progress, "model", text, fraction)
 
     folder = await in_daemon_thread(lambda: resolve_model(options.model, cache_dir, report))
     board.done("model", f"{folder.name} · {home_text(folder.path)}")
+
+
+def _check_name(model: str, cache_dir: Path) -> None:
+    """A name that leads nowhere is a mistake in the flag (exit 2); whatever is wrong with what it leads to is not (exit 3)."""
+    known = {*KNOWN_MODELS, *(manifest.name for manifest in list_models(cache_dir))}
+    if model not in known and not Path(model).expanduser().exists():
+        raise ConfigError("--model", model, "no such file, folder or model", remedy=f"{CHOICES}\nSee: slipstream models")

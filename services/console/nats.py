@@ -15,8 +15,7 @@ import msgspec
 
 from services.console.fleet_view import visit
 from services.console.run_folder import Run, find_run, state_dir
-from services.console.status import age_text, table
-from services.console.terminal import Terminal
+from services.console.terminal import Terminal, age_text, table
 from shared.bus.base import Bus, Message
 from shared.errors import BusTimeout, NoResponders, SlipstreamError
 

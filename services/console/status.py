@@ -13,7 +13,7 @@ import msgspec
 
 from services.console.fleet_view import read_leases, read_loads, visit
 from services.console.run_folder import Run, find_run, state_dir
-from services.console.terminal import Terminal
+from services.console.terminal import Terminal, age_text, table
 from shared.messages.fleet import WorkerLease, WorkerLoad
 
 _HEADINGS = ("service", "id", "state", "model", "load", "kv", "speed", "up")
@@ -50,12 +50,6 @@ async def _look(stack: Run) -> tuple[list[WorkerLease], dict[str, WorkerLoad]]:
     return sorted(leases, key=lambda lease: (_ROLE_ORDER.index(lease.role), lease.name)), loads
 
 
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Left-aligned columns as wide as their widest cell."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
 def _row(lease: WorkerLease, load: WorkerLoad | None, now_ns: int) -> tuple[str, ...]:
     kv = f"{load.num_used_blocks / load.num_blocks:.0%} of {load.num_blocks}" if load and load.num_blocks else "–"
     return (
@@ -76,14 +70,6 @@ def _speed(load: WorkerLoad | None) -> str:
     if load and load.role == "decode" and load.step_ms:
         return f"step {load.step_ms:.1f} ms"
     return "–"
-
-
-def age_text(seconds: float) -> str:
-    """`45s`, `3m`, `2h`, `4d`."""
-    for unit, length_s in (("d", 86_400), ("h", 3_600), ("m", 60)):
-        if seconds >= length_s:
-            return f"{seconds / length_s:.0f}{unit}"
-    return f"{max(seconds, 0):.0f}s"
 
 
 def _json(stack: Run, leases: list[WorkerLease], loads: dict[str, WorkerLoad], is_ready: bool) -> str:

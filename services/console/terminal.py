@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -49,3 +49,17 @@ def home_text(path: object) -> str:
     """A path with the home folder as `~`."""
     text, home = str(path), str(Path.home())
     return "~" + text[len(home) :] if text.startswith(home + os.sep) else text
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Left-aligned columns as wide as their widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def age_text(seconds: float) -> str:
+    """`45s`, `3m`, `2h`, `4d`."""
+    for unit, length_s in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= length_s:
+            return f"{seconds / length_s:.0f}{unit}"
+    return f"{max(seconds, 0):.0f}s"
