@@ -14,13 +14,16 @@ Digests = Annotated[bytes, msgspec.Meta(max_length=32 * 2**15)]
 Keys = Annotated[bytes, msgspec.Meta(max_length=16 * 2**15)]
 """16-byte block keys, one after the other."""
 
+Serial = Annotated[int, msgspec.Meta(ge=0, lt=2**63)]
+"""A number that is never given twice: a slot's generation, a lease's id."""
+
 
 class Slot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One slot of the arena. `generation` changes each time the slot is given to somebody else."""
 
     offset: Count
     """Byte offset of the slot's header in the arena file; the payload follows the header."""
-    generation: Count
+    generation: Serial
     present: bool = False
     """reserve only: the block is stored already; there is nothing to write and no slot (offset and generation 0)."""
 
@@ -52,12 +55,14 @@ class KvReserve(msgspec.Struct, frozen=True, array_like=True, tag="reserve"):
     block_hashes: Digests
     tenants: list[Annotated[str, msgspec.Meta(max_length=16)]] = []
     """The partition of each block's request, for quotas; one entry stands for all."""
+    handoff: bool = False
+    """Give a lease even if every block is present: a commit with a handoff host will follow."""
 
 
 class KvReserveReply(msgspec.Struct, frozen=True, array_like=True, tag="reserve_reply"):
     """`slots` has one entry a block, in order; it may be shorter than asked if there is no room for the rest (`reason` says why)."""
 
-    lease_id: Count
+    lease_id: Serial
     slots: list[Slot]
     ttl_s: float = 0.0
     reason: str = ""
@@ -67,7 +72,7 @@ class KvCommit(msgspec.Struct, frozen=True, array_like=True, tag="commit"):
     """worker → its host's kvstore: the slots of the lease are written, headers and checksums included. Key: lease_id."""
 
     worker: InstanceId
-    lease_id: Count
+    lease_id: Serial
     handoff_host: HostId | None = None
     """Set for a handoff: pin the blocks until acquired or 10 s; if it is another host, push them there."""
     request_id: str = ""
@@ -94,7 +99,7 @@ class KvAcquire(msgspec.Struct, frozen=True, array_like=True, tag="acquire"):
 class KvAcquireReply(msgspec.Struct, frozen=True, array_like=True, tag="acquire_reply"):
     """`slots` is the leading run (maybe empty); `tiers` says where each lay when asked; `reason` names why the run ended."""
 
-    lease_id: Count
+    lease_id: Serial
     slots: list[Slot]
     tiers: list[Tier]
     reason: str = ""
@@ -104,9 +109,15 @@ class KvRelease(msgspec.Struct, frozen=True, array_like=True, tag="release"):
     """worker → its host's kvstore: end of a lease of either kind; uncommitted slots become free. Idempotent."""
 
     worker: InstanceId
-    lease_id: Count
+    lease_id: Serial
     bad_hashes: Digests = b""
     """Blocks whose copy failed its check: they and their descendants are dropped."""
+
+
+class KvReleaseReply(msgspec.Struct, frozen=True, array_like=True, tag="release_reply"):
+    """Blocks dropped because their copies failed."""
+
+    num_dropped: Count = 0
 
 
 class KvPrefetch(msgspec.Struct, frozen=True, array_like=True, tag="prefetch"):
@@ -116,6 +127,8 @@ class KvPrefetch(msgspec.Struct, frozen=True, array_like=True, tag="prefetch"):
     block_keys: Keys
     sources: list[HostId] = []
     """Hosts that hold what this one lacks, best first."""
+    under_way: bool = False
+    """kvstore → kvstore, before a push: the first source sends them already; an acquire may wait for them."""
 
 
 class KvSnapshotRequest(msgspec.Struct, frozen=True, array_like=True, tag="kv_snapshot"):
@@ -176,3 +189,76 @@ class KvError(msgspec.Struct, frozen=True, array_like=True, tag="kv_error"):
 
     code: str
     message: str
+
+
+# -- between stores: frames on the socket of SS_KV_BIND ---------------------------------------------------------------
+Nonce = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+Proof = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+
+
+class PeerChallenge(msgspec.Struct, frozen=True, array_like=True, tag="challenge"):
+    """listener → caller, first frame."""
+
+    host: HostId
+    nonce: Nonce
+
+
+class PeerProof(msgspec.Struct, frozen=True, array_like=True, tag="proof"):
+    """caller → listener: HMAC(cluster secret, "caller" ‖ both nonces ‖ both hosts)."""
+
+    host: HostId
+    nonce: Nonce
+    proof: Proof
+
+
+class PeerWelcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
+    """listener → caller: the same with "listener". A wrong proof gets a closed connection instead."""
+
+    proof: Proof
+
+
+class BlockOffer(msgspec.Struct, frozen=True, array_like=True, tag="offer"):
+    """sender → receiver: blocks of one model and layout that I can send you now."""
+
+    model_digest: Digest
+    layout: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}$")]
+    block_bytes: Count
+    block_hashes: Digests
+    parents: Digests
+    tenants: list[Annotated[str, msgspec.Meta(max_length=16)]]
+    """One a block."""
+    handoff: bool = False
+    """Pin them until acquired or 10 s."""
+
+
+class BlocksWanted(msgspec.Struct, frozen=True, array_like=True, tag="wanted_blocks"):
+    """receiver → sender: send these of the offer, in this order."""
+
+    indexes: Annotated[list[int], msgspec.Meta(max_length=2**15)]
+
+
+class BlockHead(msgspec.Struct, frozen=True, array_like=True, tag="head"):
+    """sender → receiver, before `length` raw bytes of payload."""
+
+    index: Count
+    format: Annotated[str, msgspec.Meta(max_length=8)]
+    length: Count
+    checksum: Annotated[int, msgspec.Meta(ge=0, lt=2**64)]
+    token_ids: Annotated[bytes, msgspec.Meta(max_length=2048)]
+
+
+class BlocksTaken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
+    """receiver → sender: how many arrived whole."""
+
+    num_blocks: Count
+
+
+class BlockPull(msgspec.Struct, frozen=True, array_like=True, tag="pull"):
+    """caller → listener: send me these if you hold them; the listener answers with a BlockOffer (maybe empty) and becomes the sender."""
+
+    model_digest: Digest
+    block_keys: Keys
+
+
+PeerMessage = BlockOffer | BlockPull
+"""What a caller may begin with, once welcome."""

@@ -1,0 +1,258 @@
+"""The KV store's process: answers the host's workers, tells the routers, talks to other hosts' stores."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import msgspec
+
+from services.kvstore.arrivals import Arrivals
+from services.kvstore.config import KvStoreConfig, read_secret
+from services.kvstore.events import KvEvents, chains
+from services.kvstore.listener import Listener
+from services.kvstore.open_store import open_store
+from services.kvstore.store import BlockStore
+from services.kvstore.tiers.index import Block
+from services.kvstore.tiers.remote import Peers
+from shared.bus.base import Bus, Message, Subscription
+from shared.errors import SlipstreamError
+from shared.kv.arena import StoreLock
+from shared.kv.hashing import split
+from shared.messages.codec import decode, encode
+from shared.messages.fleet import WorkerLease
+from shared.messages.kv import (
+    KvAcquire,
+    KvAcquireReply,
+    KvCommit,
+    KvCommitReply,
+    KvError,
+    KvLookup,
+    KvLookupReply,
+    KvPrefetch,
+    KvRelease,
+    KvReleaseReply,
+    KvReserve,
+    KvReserveReply,
+    KvSnapshot,
+    KvSnapshotRequest,
+)
+from shared.messages.subjects import KvVerb
+from shared.service import Service
+from shared.telemetry import Telemetry
+from shared.types import KEY_BYTES, HostId, InstanceId
+from shared.types import Tier as TierName
+
+_log = logging.getLogger(__name__)
+M = TypeVar("M", bound=msgspec.Struct)
+
+_TICK_S = 0.1
+_SWEEP_S = 1.0
+_EVENTS_S = 0.003
+"""Changes gather for so long before they are published."""
+_PAGE_BLOCKS = 8192
+_CURSOR_BITS = 32
+_SNAPSHOTS = 256
+_MODEL_GRACE_S = 60.0
+"""A model that no worker has served for so long gives its DRAM back."""
+
+
+class KvStoreService(Service):
+    """One host's store. The arena is made (or adopted) before the lease turns ready."""
+
+    role = "kvstore"
+
+    def __init__(self, config: KvStoreConfig, bus: Bus, telemetry: Telemetry, instance: InstanceId) -> None:
+        super().__init__(config.service, bus, telemetry, instance)
+        self.kv_config = config
+        self.store: BlockStore
+        self._events: KvEvents
+        self._lock: StoreLock
+        self._arrivals = Arrivals()
+        self._changed = asyncio.Event()
+        self._subscriptions: list[Subscription] = []
+        self._listener: Listener | None = None
+        self._peers: Peers | None = None
+        self._snapshot_sequences: dict[int, int] = {}
+        self._num_snapshots = 0
+        self._unserved_since_s: dict[bytes, float] = {}
+
+    @property
+    def host(self) -> HostId:
+        return self.store.dram.arena.host
+
+    # -- life -------------------------------------------------------------------------------------------------------------
+    async def start(self) -> None:
+        config = self.kv_config
+        bind, secret = config.bind, read_secret(config.cluster_secret_file) if config.cluster_secret_file else b""
+        self.report(f"setting {config.kv_dram / 2**20:.0f} MiB aside", None)
+        self._lock = StoreLock(config.kv_dir)
+        self.store, self._events = await asyncio.to_thread(open_store, config, time.monotonic, self._count)
+        self.store.under_way.on_arrival = self._arrivals.arrived
+        self._events.on_change = self._changed.set
+        if secret:
+            self._listener = Listener(bind, self.store, secret, self.telemetry)
+            self._peers = Peers(self.store, secret, self._address_of, self.spawn, self.telemetry)
+            self.spawn(self._listener.run(), "listener")
+        await self._serve("lookup", KvLookup, self._lookup)
+        await self._serve("reserve", KvReserve, self._reserve)
+        await self._serve("commit", KvCommit, self._commit)
+        await self._serve("acquire", KvAcquire, self._acquire)
+        await self._serve("release", KvRelease, self._release)
+        await self._serve("prefetch", KvPrefetch, self._prefetch)
+        await self._serve("snapshot", KvSnapshotRequest, self._snapshot)
+        self.spawn(self._keep_time(), "clock")
+        self.spawn(self._publish_events(), "events")
+
+    async def drain(self) -> None:
+        """Nothing to hand back: workers see an absent store as a miss."""
+
+    async def stop(self) -> None:
+        for subscription in self._subscriptions:
+            await subscription.close()
+        if self._listener is not None:
+            await self._listener.close()
+        for tier in self.store.tiers:
+            tier.close()
+        self._lock.close()
+
+    def describe(self) -> WorkerLease:
+        lease = super().describe()
+        address = ""
+        if self._listener is not None:
+            bind_host, _ = self.kv_config.bind
+            address = f"{self.kv_config.kv_advertise or bind_host}:{self._listener.port}"
+        return msgspec.structs.replace(lease, host=self.host, kv_address=address)
+
+    async def _serve(self, verb: KvVerb, message_type: type[M], handle: Callable[[M], Awaitable[msgspec.Struct]]) -> None:
+        async def answer(message: Message) -> bytes:
+            try:
+                return encode(await handle(decode(message_type, message.payload)))
+            except SlipstreamError as error:
+                self.telemetry.count("kv_refused", 1, operation=verb, reason=error.code)
+                return encode(KvError(error.code, error.message))
+
+        self._subscriptions.append(await self.bus.serve(self.subjects.kv(self.host, verb), answer))
+
+    # -- what workers and routers ask -------------------------------------------------------------------------------------
+    async def _lookup(self, message: KvLookup) -> KvLookupReply:
+        return self.store.lookup(message)
+
+    async def _reserve(self, message: KvReserve) -> KvReserveReply:
+        return self.store.reserve(message)
+
+    async def _commit(self, message: KvCommit) -> KvCommitReply:
+        committed = self.store.commit(message)
+        if committed.to_push:
+            assert message.handoff_host is not None
+            await self._push(message.handoff_host, committed.to_push)
+        return KvCommitReply(committed.num_blocks)
+
+    async def _push(self, host: HostId, blocks: list[Block]) -> None:
+        """Announce, then send: the announcement is out before the worker learns of its commit, so no acquire can come before it."""
+        if self._peers is None:
+            self.telemetry.count("kv_push_blocks", len(blocks), outcome="no_secret")
+            for block in blocks:
+                self.store.dram.unhold(block)
+            return
+        keys = b"".join(block.key for block in blocks)
+        model_digest = blocks[0].model_digest
+        if self._peers.push(host, blocks):
+            await self.bus.publish(self.subjects.kv(host, "prefetch"), encode(KvPrefetch(model_digest, keys, [self.host], True)))
+
+    async def _acquire(self, message: KvAcquire) -> KvAcquireReply:
+        return self.store.acquire(message, await self._climb(message))
+
+    async def _climb(self, message: KvAcquire) -> list[TierName]:
+        """Wait, no longer than the worker says, until the leading run is in DRAM; returns where each block lay when asked."""
+        until_s = time.monotonic() + message.wait_ms / 1000
+        tiers: list[TierName] = []
+        for digest in split(message.block_hashes, 32):
+            key = digest[:KEY_BYTES]
+            tier: TierName = "dram"
+            while self.store.dram.get(digest, message.model_digest) is None:
+                tier = "remote"
+                left_s = until_s - time.monotonic()
+                if left_s <= 0 or not self.store.under_way.is_expected(key) or not await self._arrivals.wait(key, left_s):
+                    return tiers
+            tiers.append(tier)
+        return tiers
+
+    async def _release(self, message: KvRelease) -> KvReleaseReply:
+        return KvReleaseReply(self.store.release(message))
+
+    async def _prefetch(self, message: KvPrefetch) -> KvLookupReply:
+        if message.under_way:
+            self._announce(split(message.block_keys, KEY_BYTES))
+        return KvLookupReply(0, [])
+
+    def _announce(self, keys: list[bytes]) -> None:
+        held = self.store.dram.index.blocks
+        self.store.under_way.announce(key for key in keys if key not in held)
+
+    async def _snapshot(self, message: KvSnapshotRequest) -> KvSnapshot:
+        """A page of everything held. The cursor carries the number of the snapshot, which remembers the sequence at its first page."""
+        number, start = message.cursor >> _CURSOR_BITS, message.cursor % 2**_CURSOR_BITS
+        if message.cursor == 0:
+            number = self._num_snapshots = (self._num_snapshots + 1) % _SNAPSHOTS
+            self._snapshot_sequences[number] = self._events.sequence
+        sequence = self._snapshot_sequences.get(number, 0)
+        blocks, following = self.store.dram.index.page(start, _PAGE_BLOCKS)
+        cursor = None if following is None else number << _CURSOR_BITS | following
+        return KvSnapshot(self.host, self._events.epoch, sequence, chains("dram", blocks), cursor)
+
+    # -- what goes on by itself -------------------------------------------------------------------------------------------
+    async def _keep_time(self) -> None:
+        """Leases and pins run out; slots of dead writers come back; models that nobody serves go."""
+        next_sweep_s = 0.0
+        while True:
+            self.store.tick()
+            if time.monotonic() >= next_sweep_s:
+                next_sweep_s = time.monotonic() + _SWEEP_S
+                self.store.sweep()
+                self._drop_unserved()
+                self._gauge()
+            await asyncio.sleep(_TICK_S)
+
+    def _drop_unserved(self) -> None:
+        """A model's slots are free for others once no worker has served it for a while."""
+        now = time.monotonic()
+        served = {lease.model for role in ("prefill", "decode") for lease in self.fleet.workers(role)}
+        for model_digest in self.store.dram.models():
+            if model_digest.hex()[:16] in served:
+                self._unserved_since_s.pop(model_digest, None)
+            elif now - self._unserved_since_s.setdefault(model_digest, now) > _MODEL_GRACE_S:
+                del self._unserved_since_s[model_digest]
+                num_dropped = self.store.dram.drop_model(model_digest)
+                _log.info("no worker serves model %s: %d blocks dropped", model_digest.hex()[:16], num_dropped)
+
+    def _gauge(self) -> None:
+        store = self.store
+        for tier in store.tiers:
+            used = sum(size_class.num_used * size_class.slot_bytes for size_class in tier.segments.classes.values())
+            self.telemetry.gauge("kv_tier_used_bytes", used, tier=tier.name)
+            self.telemetry.gauge("kv_tier_bytes", tier.segments.num_bytes, tier=tier.name)
+            self.telemetry.gauge("kv_tier_blocks", len(tier.index), tier=tier.name)
+        self.telemetry.gauge("kv_leases", len(store.leases))
+        self.telemetry.gauge("kv_pins", len(store.pins))
+        self.telemetry.gauge("kv_expired_slots", store.dram.num_expired)
+
+    async def _publish_events(self) -> None:
+        """What changed in the last few milliseconds, in as few messages as it takes."""
+        while True:
+            await self._changed.wait()
+            await asyncio.sleep(_EVENTS_S)
+            self._changed.clear()
+            self.telemetry.count("kv_evicted_blocks", self._events.take_num_evicted())
+            for batch in self._events.batches():
+                await self.bus.publish(self.subjects.kv_event(self.host), encode(batch))
+
+    def _count(self, name: str, amount: int) -> None:
+        if amount:
+            self.telemetry.count(name, amount)
+
+    def _address_of(self, host: HostId) -> str | None:
+        return next((lease.kv_address for lease in self.fleet.workers("kvstore") if lease.host == host), None)

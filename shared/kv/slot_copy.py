@@ -1,0 +1,113 @@
+"""A worker's copies between its device pool and the arena's slots, with every check that makes a wrong block a miss. They block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+import xxhash
+
+from shared.kv import slot
+
+NATIVE = "native"
+
+
+Verdict = Literal["", "corrupt", "lease_expired"]
+
+
+class BlockDevice(Protocol):
+    """The device pool (the engine). Both methods block, and may run beside a forward that does not use these blocks."""
+
+    def export_blocks(self, block_ids: Sequence[int], out: Sequence[memoryview]) -> None: ...
+
+    def import_blocks(self, block_ids: Sequence[int], data: Sequence[memoryview]) -> None: ...
+
+
+class BlockToStore(NamedTuple):
+    """A full block of the device pool. `parent` is the hash before it (the seed before a first block); hashes have 32 bytes."""
+
+    hash: bytes
+    parent: bytes
+    packed_tokens: bytes
+    block_id: int
+    tenant: str
+
+
+class Place(NamedTuple):
+    """A slot as it was lent to us."""
+
+    offset: int
+    generation: int
+
+
+class Expected(NamedTuple):
+    """What a slot must hold to be our block."""
+
+    digest: bytes
+    model_digest: bytes
+    packed_tokens: memoryview
+    num_bytes: int
+
+
+def copy_in(
+    memory: memoryview, places: Sequence[Place], expected: Sequence[Expected], block_ids: Sequence[int], device: BlockDevice
+) -> tuple[int, Verdict]:
+    """Slots → a buffer of our own → checks → device pool, block by block while it is in the CPU's cache.
+
+    Returns how many leading blocks are good, and what was wrong with the first that is not.
+    """
+    staging = memoryview(bytearray(max(one.num_bytes for one in expected)))
+    for index, (place, block) in enumerate(zip(places, expected, strict=True)):
+        verdict = _copy_checked(memory, place, block, staging)
+        if verdict:
+            return index, verdict
+        device.import_blocks(block_ids[index : index + 1], [staging])
+    return len(places), ""
+
+
+def _copy_checked(memory: memoryview, place: Place, expected: Expected, staging: memoryview) -> Verdict:
+    """Copy a slot's payload into `staging` and say whether that is exactly the block: header, checksum of the copy, generation after it."""
+    if place.offset + slot.HEADER_BYTES + expected.num_bytes > len(memory):
+        return "corrupt"
+    header = slot.read_header(memory, place.offset)
+    is_whole = (
+        header.digest == expected.digest
+        and header.model_digest == expected.model_digest
+        and header.length == expected.num_bytes
+        and header.format == NATIVE
+        and slot.tokens(memory, place.offset) == expected.packed_tokens
+    )
+    if is_whole:
+        # numpy lets other threads run meanwhile; a memoryview's assignment does not.
+        payload = np.frombuffer(memory, np.uint8, expected.num_bytes, place.offset + slot.HEADER_BYTES)
+        np.copyto(np.frombuffer(staging, np.uint8), payload)
+        is_whole = xxhash.xxh3_64_intdigest(staging) == header.checksum
+    if slot.read_state(memory, place.offset) != (place.generation, slot.SlotState.COMMITTED):
+        return "lease_expired"
+    return "" if is_whole else "corrupt"
+
+
+def copy_out(
+    memory: memoryview, places: Sequence[Place], blocks: Sequence[BlockToStore], num_bytes: int, writer: str, device: BlockDevice
+) -> bool:
+    """Device pool → slots, then their headers. False if a slot is not ours any more: our lease ran out while we stood still."""
+    if not _are_ours(memory, places):
+        return False
+    payloads = [slot.payload(memory, place.offset, num_bytes) for place in places]
+    device.export_blocks([block.block_id for block in blocks], payloads)
+    for place, block, payload in zip(places, blocks, payloads, strict=True):
+        slot.write_content(
+            memory,
+            place.offset,
+            writer=writer,
+            packed_tokens=block.packed_tokens,
+            payload_format=NATIVE,
+            length=num_bytes,
+            checksum=xxhash.xxh3_64_intdigest(payload),
+        )
+    return _are_ours(memory, places)
+
+
+def _are_ours(memory: memoryview, places: Sequence[Place]) -> bool:
+    return all(slot.read_state(memory, place.offset) == (place.generation, slot.SlotState.RESERVED) for place in places)

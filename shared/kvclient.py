@@ -1,0 +1,313 @@
+"""A worker's side of the KV store: load blocks into the device pool, store blocks from it.
+
+Every fault (no store, no answer, evicted, expired, corrupt) means fewer blocks and a reason, never an exception: the worker computes
+what it did not get. Copies run in threads, and a lease is released only after the thread that copies under it is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from shared.bus.base import Bus
+from shared.errors import BusError, BusTimeout, EnvironmentFault, KvError, NoResponders, StoreAbsent
+from shared.kv.arena import ARENA, Arena, open_arena
+from shared.kv.layout import KvLayout
+from shared.kv.slot_copy import BlockDevice, BlockToStore, Expected, Place, copy_in, copy_out
+from shared.kv.slot_writer import WriterLock
+from shared.messages import kv
+from shared.messages.codec import decode_union, encode
+from shared.messages.subjects import KvVerb, Subjects
+from shared.telemetry import Telemetry
+from shared.types import HostId, InstanceId, Tier
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_ANSWER_S = 1.0
+_RETRY_S = 1.0
+"""After a store did not answer, or has no arena, it is left alone for so long."""
+_WINDOW_BLOCKS = 256
+"""Blocks under one lease: a lease must outlive the copy of all of them."""
+
+
+class LoadResult(NamedTuple):
+    """`num_blocks` leading blocks lie in the pool, verified; `reason` says why the rest does not ("" if there is no rest)."""
+
+    num_blocks: int
+    num_bytes: int
+    tiers: list[Tier]
+    reason: str
+
+
+class StoreResult(NamedTuple):
+    """Blocks newly stored, and blocks that were there already (or are being written by somebody else)."""
+
+    num_stored: int
+    num_present: int
+    num_bytes: int
+    reason: str
+
+
+class KvClient:
+    """One worker's connection to its host's store. `host` is None while there is none; it is looked for again once a second."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        subjects: Subjects,
+        telemetry: Telemetry,
+        instance: InstanceId,
+        kv_dir: Path | None,
+        layout: KvLayout,
+        model_digest: bytes,
+        device: BlockDevice,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._bus = bus
+        self._subjects = subjects
+        self._telemetry = telemetry
+        self._instance = instance
+        self._directory = kv_dir
+        self._layout = layout
+        self._model_digest = model_digest
+        self._device = device
+        self._monotonic = monotonic
+        self._arena: Arena | None = None
+        self._lock: WriterLock | None = None
+        self._retry_at_s = 0.0
+        self._num_copies = 0
+        self._retired: list[Arena] = []
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="kv-copy")
+
+    @property
+    def host(self) -> HostId | None:
+        return self._arena.host if self._arena is not None else None
+
+    async def open(self) -> None:
+        """Map the arena, if there is one. No store is no fault."""
+        if self._directory is not None:
+            await self._in_thread(self._attach)
+
+    async def close(self) -> None:
+        """Unmap, after the copies under way. Idempotent."""
+        await asyncio.get_running_loop().run_in_executor(None, self._threads.shutdown)
+        for arena in (self._arena, *self._retired):
+            if arena is not None:
+                arena.close()
+        self._arena, self._retired = None, []
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    # -- load ----------------------------------------------------------------------------------------------------------
+    async def load(
+        self, hashes: Sequence[bytes], packed_tokens: bytes, block_ids: Sequence[int], *, wait_ms: float = 0.0, request_id: str = ""
+    ) -> LoadResult:
+        """Copy the longest leading run of these blocks into `block_ids` of the pool.
+
+        `packed_tokens` are the tokens of exactly these blocks. `wait_ms`: how long blocks that are under way (from another host, from
+        the SSD) may take; what nobody sends is not waited for.
+        """
+        started_s = self._monotonic()
+        total = LoadResult(0, 0, [], "")
+        while total.num_blocks < len(hashes):
+            at = total.num_blocks
+            window = slice(at, at + _WINDOW_BLOCKS)
+            tokens = packed_tokens[at * self._token_bytes :]
+            try:
+                part = await self._load_window(hashes[window], tokens, block_ids[window], wait_ms, request_id)
+            except (KvError, BusError) as error:
+                part = LoadResult(0, 0, [], self._fault("load", error))
+            total = LoadResult(
+                total.num_blocks + part.num_blocks, total.num_bytes + part.num_bytes, [*total.tiers, *part.tiers], part.reason
+            )
+            if part.num_blocks < len(hashes[window]):
+                break
+        for tier in set(total.tiers):
+            self._telemetry.count("kvclient_loaded_blocks", total.tiers.count(tier), tier=tier)
+        self._telemetry.count("kvclient_loaded_bytes", total.num_bytes)
+        self._telemetry.observe("kvclient_load_seconds", self._monotonic() - started_s)
+        return total
+
+    @property
+    def _token_bytes(self) -> int:
+        """Of one block's packed token ids."""
+        return 4 * self._layout.block_size
+
+    async def _load_window(
+        self, hashes: Sequence[bytes], tokens: bytes, block_ids: Sequence[int], wait_ms: float, request_id: str
+    ) -> LoadResult:
+        arena = await self._attached()
+        acquire = kv.KvAcquire(
+            self._instance, self._model_digest, self._layout.digest, b"".join(hashes), min(wait_ms, 60_000.0), request_id
+        )
+        reply = await self._ask("acquire", acquire, kv.KvAcquireReply, _ANSWER_S + wait_ms / 1000)
+        if not reply.slots:
+            return LoadResult(0, 0, [], reply.reason or "cold")
+        places = [Place(one.offset, one.generation) for one in reply.slots[: len(hashes)]]
+        expected = self._expected(hashes[: len(places)], memoryview(tokens))
+        bad = b""
+        try:
+            num_good, verdict = await self._in_thread(
+                lambda: copy_in(arena.memory, places, expected, block_ids[: len(places)], self._device)
+            )
+            if verdict == "corrupt":
+                bad = hashes[num_good]
+                self._telemetry.count("kvclient_corrupt_blocks")
+                _log.warning("a block failed its check after the copy; it is dropped and computed again")
+        finally:
+            await self._tell("release", kv.KvRelease(self._instance, reply.lease_id, bad))
+        return LoadResult(num_good, num_good * self._layout.block_bytes, reply.tiers[:num_good], verdict or reply.reason)
+
+    def _expected(self, hashes: Sequence[bytes], tokens: memoryview) -> list[Expected]:
+        step, num_bytes = self._token_bytes, self._layout.block_bytes
+        return [
+            Expected(digest, self._model_digest, tokens[index * step : (index + 1) * step], num_bytes)
+            for index, digest in enumerate(hashes)
+        ]
+
+    # -- store ---------------------------------------------------------------------------------------------------------
+    async def store(self, blocks: Sequence[BlockToStore], *, handoff_host: HostId | None = None, request_id: str = "") -> StoreResult:
+        """Put full blocks of the pool into the store, in chain order. With `handoff_host`, they are kept for (and sent to) that host."""
+        started_s = self._monotonic()
+        total = StoreResult(0, 0, 0, "")
+        for at in range(0, len(blocks), _WINDOW_BLOCKS):
+            window = blocks[at : at + _WINDOW_BLOCKS]
+            try:
+                part = await self._store_window(window, handoff_host, request_id)
+            except (KvError, BusError) as error:
+                part = StoreResult(0, 0, 0, self._fault("store", error))
+            total = StoreResult(
+                total.num_stored + part.num_stored, total.num_present + part.num_present, total.num_bytes + part.num_bytes, part.reason
+            )
+            if part.reason:
+                break
+        self._telemetry.count("kvclient_stored_blocks", total.num_stored)
+        self._telemetry.count("kvclient_stored_bytes", total.num_bytes)
+        self._telemetry.observe("kvclient_store_seconds", self._monotonic() - started_s)
+        return total
+
+    async def _store_window(self, blocks: Sequence[BlockToStore], handoff_host: HostId | None, request_id: str) -> StoreResult:
+        arena = await self._attached()
+        reserve = kv.KvReserve(
+            self._instance,
+            self._model_digest,
+            self._layout.digest,
+            self._layout.block_bytes,
+            b"".join(block.parent for block in blocks),
+            b"".join(block.hash for block in blocks),
+            [block.tenant for block in blocks],
+            handoff_host is not None,
+        )
+        reply = await self._ask("reserve", reserve, kv.KvReserveReply)
+        to_write = [(block, Place(at.offset, at.generation)) for block, at in zip(blocks, reply.slots, strict=False) if not at.present]
+        num_present = len(reply.slots) - len(to_write)
+        if not reply.lease_id:
+            return StoreResult(0, num_present, 0, reply.reason)
+        is_whole = False
+        try:
+            is_whole = await self._in_thread(lambda: self._copy_out(arena, to_write))
+        finally:
+            if not is_whole:
+                await self._tell("release", kv.KvRelease(self._instance, reply.lease_id))
+        if not is_whole:
+            return StoreResult(0, num_present, 0, "lease_expired")
+        commit = kv.KvCommit(self._instance, reply.lease_id, handoff_host, request_id)
+        done = await self._ask("commit", commit, kv.KvCommitReply)
+        return StoreResult(done.num_blocks, num_present, done.num_blocks * self._layout.block_bytes, reply.reason)
+
+    def _copy_out(self, arena: Arena, to_write: Sequence[tuple[BlockToStore, Place]]) -> bool:
+        blocks, places = [block for block, _ in to_write], [place for _, place in to_write]
+        return copy_out(arena.memory, places, blocks, self._layout.block_bytes, self._instance, self._device)
+
+    # -- the store's process -------------------------------------------------------------------------------------------
+    async def _attached(self) -> Arena:
+        """The arena as it is now. Raises StoreAbsent while the store is left alone or has no arena."""
+        if self._monotonic() < self._retry_at_s or self._directory is None:
+            raise StoreAbsent(self.host or "")
+        if self._arena is None:
+            await self._in_thread(self._attach)
+        if self._arena is None:
+            self._retry_at_s = self._monotonic() + _RETRY_S
+            raise StoreAbsent("")
+        return self._arena
+
+    def _attach(self) -> None:
+        """Map the arena and hold our writer's lock beside it."""
+        assert self._directory is not None
+        try:
+            arena = open_arena(self._directory)
+            if self._lock is None:
+                self._lock = WriterLock(self._directory, self._instance)
+        except (EnvironmentFault, OSError) as error:
+            _log.info("no KV store on this host: %s", error)
+            return
+        self._arena = arena
+
+    def _leave_alone(self) -> None:
+        """The store did not answer: pause, and map again if it has made a new arena meanwhile."""
+        self._retry_at_s = self._monotonic() + _RETRY_S
+        if self._arena is None or self._directory is None:
+            return
+        try:
+            is_same = (self._directory / ARENA).stat().st_ino == self._arena.inode
+        except OSError:
+            is_same = False
+        if not is_same:
+            self._retired.append(self._arena)
+            self._arena = None
+        self._unmap_retired()
+
+    def _unmap_retired(self) -> None:
+        if not self._num_copies:
+            for arena in self._retired:
+                arena.close()
+            self._retired = []
+
+    def _fault(self, operation: str, error: Exception) -> str:
+        """Count a fault and name it; it is a miss."""
+        reason = getattr(error, "code", "kv_error")
+        if isinstance(error, NoResponders | BusTimeout | StoreAbsent):
+            reason = "store_absent"
+        if isinstance(error, NoResponders | BusTimeout):
+            _log.warning("the KV store does not answer (%s): computing without it for %g s", operation, _RETRY_S)
+            self._leave_alone()
+        self._telemetry.count("kvclient_faults", 1, operation=operation, reason=reason)
+        return str(reason)
+
+    async def _ask(self, verb: KvVerb, message: msgspec.Struct, reply_type: type[T], timeout_s: float = _ANSWER_S) -> T:
+        """One request to the store; its typed refusal is raised as KvError."""
+        assert self._arena is not None
+        reply = await self._bus.request(self._subjects.kv(self._arena.host, verb), encode(message), timeout_s=timeout_s)
+        answer = decode_union(reply_type | kv.KvError, reply.payload)
+        if isinstance(answer, kv.KvError):
+            refusal = KvError(answer.message)
+            refusal.code = answer.code  # type: ignore[misc]
+            raise refusal
+        return answer  # type: ignore[no-any-return]
+
+    async def _tell(self, verb: KvVerb, message: msgspec.Struct) -> None:
+        """The same without waiting for an answer; if it is lost, the lease runs out."""
+        if self._arena is not None:
+            await self._bus.publish(self._subjects.kv(self._arena.host, verb), encode(message))
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """Run `work` in a copy thread. If the caller is cancelled, wait for it all the same: nobody may reuse the memory before."""
+        future = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        self._num_copies += 1
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await asyncio.wait([future])
+            raise
+        finally:
+            self._num_copies -= 1
