@@ -78,9 +78,39 @@ DECODE = ()
 
 ENGINE = ()
 
-KVCLIENT = ()
+KVCLIENT = (
+    _counter("kvclient_loaded_blocks", "Blocks copied from the arena into the device pool and verified, by the tier they lay in.", "tier"),
+    _counter("kvclient_loaded_bytes", "Bytes of these blocks."),
+    _counter("kvclient_stored_blocks", "Blocks newly stored."),
+    _counter("kvclient_stored_bytes", "Bytes of these blocks."),
+    _counter("kvclient_corrupt_blocks", "Blocks whose copy failed its check; they were dropped and computed again."),
+    _counter("kvclient_faults", "Operations that ended without the store, by cause; each is a miss.", "operation", "reason"),
+    _histogram("kvclient_load_seconds", "From acquire to verified blocks in the device pool.", SHORT_SECONDS),
+    _histogram("kvclient_store_seconds", "From reserve to committed blocks.", SHORT_SECONDS),
+)
 
-KVSTORE = ()
+KVSTORE = (
+    _counter("kv_refused", "Requests refused with a typed error.", "operation", "reason"),
+    _counter("kv_commit_refused", "Blocks whose slot did not hold what the commit said."),
+    _counter("kv_lease_expired", "Leases that ran out before they were ended."),
+    _counter("kv_pin_expired", "Handoff pins that ran out before the blocks were acquired."),
+    _counter("kv_pin_refused", "Handoff blocks that were not pinned: pins had their quarter of the arena."),
+    _counter("kv_corrupt", "Blocks dropped because a checksum, a token or a header was wrong."),
+    _counter("kv_evicted_blocks", "Blocks evicted for room."),
+    _counter("kv_push_blocks", "Blocks to push to another host, by outcome.", "outcome"),
+    _counter("kv_push_bytes", "Bytes pushed to other hosts."),
+    _counter("kv_taken_blocks", "Blocks taken from other hosts' pushes."),
+    _counter("kv_taken_bytes", "Bytes of these blocks."),
+    _counter("kv_pull_blocks", "Blocks fetched from other hosts ahead of their use."),
+    _counter("kv_pull_bytes", "Bytes of these blocks."),
+    _counter("kv_peer_refused", "Connections to the socket between hosts that were refused.", "reason"),
+    _gauge("kv_tier_bytes", "Room of a tier.", "tier"),
+    _gauge("kv_tier_used_bytes", "Bytes of a tier's slots in use.", "tier"),
+    _gauge("kv_tier_blocks", "Blocks that can be found in a tier.", "tier"),
+    _gauge("kv_leases", "Live leases."),
+    _gauge("kv_pins", "Blocks pinned for a handoff."),
+    _gauge("kv_expired_slots", "Slots out of use until their writer is proven gone."),
+)
 
 PLANNER = ()
 
