@@ -1,0 +1,128 @@
+"""From lease to lease deleted: the life of one service in a running event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable
+from typing import TypeVar
+
+from shared.errors import BusError
+from shared.service.lease import RENEW_S, LeaseState, OwnLease
+from shared.service.service import Service
+
+STOP_S = 5.0
+LAG_EVERY_S = 0.25
+LAG_LOUD_S = 1.0
+STATES: tuple[LeaseState, ...] = ("starting", "ready", "draining")
+
+log = logging.getLogger(__name__)
+
+S = TypeVar("S", bound=Service)
+
+
+class Life:
+    """Begins and ends one service over a connected bus; `Service` lists what is guaranteed."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self._lease: OwnLease | None = None
+
+    async def begin(self) -> None:
+        """Returns when the service is ready. If it cannot, everything is undone and the error goes on."""
+        service = self.service
+        bucket = await service.bus.bucket(service.subjects.bucket("workers"))
+        self._lease = OwnLease(bucket, service.bus.clock, service.describe, service.telemetry)
+        try:
+            await self._enter("starting")
+            service.spawn(self._keep_lease(self._lease), "lease")
+            service.spawn(self._measure_lag(), "event-loop-lag")
+            await service.fleet.open(service.spawn)
+            await service.start()
+            await self._enter("ready")
+        except BaseException:
+            await self._leave()
+            raise
+
+    async def end(self) -> None:
+        """Drain and stop."""
+        service = self.service
+        log.info("draining, for %g s at most", service.service_config.drain_s)
+        with contextlib.suppress(BusError):  # cut off: others will see the lease end
+            await self._enter("draining")
+        try:
+            await _bounded(service.drain(), service.service_config.drain_s, "drained: what is left is given back")
+        finally:
+            try:
+                await _bounded(service.stop(), STOP_S, "stopped")
+            finally:
+                await self._leave()
+
+    async def abandon(self) -> None:
+        """After a crash: nothing is drained, because nobody knows what still holds."""
+        await self._leave()
+
+    async def _leave(self) -> None:
+        await self.service.cancel_tasks()
+        await self.service.fleet.close()
+        if self._lease is not None:
+            with contextlib.suppress(BusError):  # it runs out by itself
+                await self._lease.end()
+
+    async def _enter(self, state: LeaseState) -> None:
+        assert self._lease
+        self._lease.state = state
+        await self._lease.begin()
+        for each in STATES:
+            self.service.telemetry.gauge("service_state", each == state, state=each)
+
+    async def _keep_lease(self, lease: OwnLease) -> None:
+        while True:
+            await asyncio.sleep(RENEW_S)
+            if await lease.renew():
+                continue
+            log.error("the lease was lost while the process lived")
+            self.service.telemetry.count("leases_lost")
+            if lease.state == "ready":
+                await self.service.lease_lost()
+            await lease.begin()
+
+    async def _measure_lag(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due_s = loop.time() + LAG_EVERY_S
+            await asyncio.sleep(LAG_EVERY_S)
+            lag_s = loop.time() - due_s
+            self.service.telemetry.observe("event_loop_lag_seconds", max(lag_s, 0.0))
+            if lag_s > LAG_LOUD_S:
+                log.warning("the event loop stood still for %.1f s", lag_s)
+
+
+async def _bounded(work: Awaitable[None], limit_s: float, what: str) -> None:
+    try:
+        async with asyncio.timeout(limit_s) as limit:
+            await work
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        log.warning("after %g s not %s", limit_s, what)
+
+
+@contextlib.asynccontextmanager
+async def run_service(service: S) -> AsyncIterator[S]:
+    """The whole life over a bus that is connected already, for tests and for processes with several services.
+
+    Bus and telemetry stay open: they are the caller's. A spawned task that failed raises its error at the end of the block.
+    """
+    life = Life(service)
+    await life.begin()
+    try:
+        yield service
+    finally:
+        if service.crash is None:
+            await life.end()
+        else:
+            await life.abandon()
+    if service.crash is not None:
+        raise service.crash
