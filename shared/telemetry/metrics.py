@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from shared.types import Role
+
 Kind = Literal["counter", "gauge", "histogram"]
 
 
@@ -66,17 +68,17 @@ PROCESS = (
     _counter("fleet_malformed", "Entries of ss_workers that are no lease."),
 )
 
-BUS = ()
+BUS: tuple[Instrument, ...] = ()
 
-GATEWAY = ()
+GATEWAY: tuple[Instrument, ...] = ()
 
-ROUTER = ()
+ROUTER: tuple[Instrument, ...] = ()
 
-PREFILL = ()
+PREFILL: tuple[Instrument, ...] = ()
 
-DECODE = ()
+DECODE: tuple[Instrument, ...] = ()
 
-ENGINE = ()
+ENGINE: tuple[Instrument, ...] = ()
 
 KVCLIENT = (
     _counter("kvclient_loaded_blocks", "Blocks copied from the arena into the device pool and verified, by the tier they lay in.", "tier"),
@@ -112,7 +114,22 @@ KVSTORE = (
     _gauge("kv_expired_slots", "Slots out of use until their writer is proven gone."),
 )
 
-PLANNER = ()
+PLANNER: tuple[Instrument, ...] = ()
+
+
+_OF_ROLE: dict[Role, tuple[tuple[Instrument, ...], ...]] = {
+    "gateway": (GATEWAY,),
+    "router": (ROUTER,),
+    "prefill": (PREFILL, ENGINE, KVCLIENT),
+    "decode": (DECODE, ENGINE, KVCLIENT),
+    "kvstore": (KVSTORE,),
+    "planner": (PLANNER,),
+}
+
+
+def sections_of(role: Role) -> tuple[Instrument, ...]:
+    """What stands on the /metrics of a role from the start. Any service may use any other row too."""
+    return tuple(row for section in (PROCESS, BUS, *_OF_ROLE[role]) for row in section)
 
 
 def _by_name(*sections: tuple[Instrument, ...]) -> dict[str, Instrument]:

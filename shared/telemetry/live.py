@@ -1,0 +1,135 @@
+"""The telemetry of a running process: numbers in a registry of its own, served on /metrics; spans through a `SpanWriter`."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections import Counter as Tally
+from collections.abc import Sequence
+from contextlib import suppress
+from threading import Thread
+from typing import Any, TypeVar, cast
+
+import prometheus_client
+from prometheus_client.metrics import MetricWrapperBase
+
+from shared.errors import EnvironmentFault
+from shared.telemetry import propagation
+from shared.telemetry.metrics import Instrument, Kind
+from shared.telemetry.telemetry import Span, Telemetry, instrument_of
+from shared.telemetry.trace_file import SpanSink, SpanWriter
+
+CLOSE_S = 2.0
+MAX_LABEL_SETS = 1000
+"""More of one instrument than this would let a label that runs wild eat the memory: the rest is counted as `other`."""
+
+M = TypeVar("M", bound=MetricWrapperBase)
+Key = tuple[object, ...]
+"""(name, *label pairs as the caller ordered them): one dictionary look-up finds the series, whatever the order."""
+
+
+class LiveTelemetry(Telemetry):
+    """`sections`: rows that stand on /metrics from the start, so that a counter that never counted reads 0."""
+
+    def __init__(self, sinks: Sequence[SpanSink] = (), sections: Sequence[Instrument] = ()) -> None:
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # else a second series for every counter
+        self.registry = prometheus_client.CollectorRegistry(auto_describe=False)
+        prometheus_client.ProcessCollector(registry=self.registry)
+        self._metrics: dict[str, MetricWrapperBase] = {}
+        self._num_label_sets: Tally[str] = Tally()
+        self._counters: dict[Key, prometheus_client.Counter] = {}
+        self._gauges: dict[Key, prometheus_client.Gauge] = {}
+        self._histograms: dict[Key, prometheus_client.Histogram] = {}
+        self._server: tuple[Any, Thread] | None = None
+        for instrument in sections:
+            self._metric(instrument)
+        self._writer = SpanWriter(sinks, self._dropped) if sinks else None
+
+    def count(self, name: str, amount: float = 1, /, **labels: str) -> None:
+        key = (name, *labels.items())
+        series = self._counters.get(key)
+        if series is None:
+            series = self._counters[key] = self._series(prometheus_client.Counter, "counter", name, labels)
+        series.inc(amount)
+
+    def gauge(self, name: str, value: float, /, **labels: str) -> None:
+        key = (name, *labels.items())
+        series = self._gauges.get(key)
+        if series is None:
+            series = self._gauges[key] = self._series(prometheus_client.Gauge, "gauge", name, labels)
+        series.set(value)
+
+    def observe(self, name: str, value: float, /, *, exemplar: str = "", **labels: str) -> None:
+        key = (name, *labels.items())
+        series = self._histograms.get(key)
+        if series is None:
+            series = self._histograms[key] = self._series(prometheus_client.Histogram, "histogram", name, labels)
+        context = propagation.parse(exemplar) if exemplar else None
+        series.observe(value, {"trace_id": context.trace_id} if context else None)
+
+    def serve(self, host: str, port: int) -> None:
+        """Serve /metrics from threads of their own; `address` says where. Raises EnvironmentFault if the port is taken."""
+        try:
+            self._server = prometheus_client.start_http_server(port, host, self.registry)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise EnvironmentFault(
+                f"/metrics cannot listen on {host}:{port}: {reason}", remedy="Set SS_METRICS_PORT, or 0 for any"
+            ) from error
+        self.address = f"{host}:{self._server[0].server_port}"
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        deadline_s = time.monotonic() + CLOSE_S
+        writer, self._writer = self._writer, None
+        server, self._server = self._server, None
+        if writer:
+            writer.begin_close()
+        if server:
+            closer = Thread(target=server[0].shutdown, daemon=True)
+            closer.start()
+            with suppress(OSError), socket.create_connection(server[0].server_address[:2], timeout=CLOSE_S):
+                pass  # wakes the server's loop, which looks for the end only every half second
+            closer.join(deadline_s - time.monotonic())
+            server[0].server_close()
+        if writer:
+            writer.join(deadline_s - time.monotonic())
+
+    def _keep(self, span: Span) -> None:
+        if self._writer:
+            self._writer.put(span)
+
+    def _dropped(self, num_spans: int, reason: str) -> None:
+        self.count("telemetry_dropped", num_spans, reason=reason)
+
+    def _series(self, metric_type: type[M], kind: Kind, name: str, labels: dict[str, str]) -> M:
+        """The series of one label set, made at its first use."""
+        instrument = instrument_of(name, kind, labels)
+        metric = cast(M, self._metric(instrument))
+        if not labels:
+            return metric
+        self._num_label_sets[name] += 1
+        if self._num_label_sets[name] > MAX_LABEL_SETS:
+            self.count("telemetry_label_overflow")
+            labels = dict.fromkeys(labels, "other")
+        return metric.labels(**labels)
+
+    def _metric(self, instrument: Instrument) -> MetricWrapperBase:
+        metric = self._metrics.get(instrument.name)
+        if metric is None:
+            metric = self._metrics[instrument.name] = _make(instrument, self.registry)
+        return metric
+
+
+def _make(instrument: Instrument, registry: prometheus_client.CollectorRegistry) -> MetricWrapperBase:
+    name, text, labels = instrument.exposed_name, instrument.help, instrument.labels
+    match instrument.kind:
+        case "counter":
+            return prometheus_client.Counter(name, text, labels, registry=registry)
+        case "gauge":
+            return prometheus_client.Gauge(name, text, labels, registry=registry)
+        case "histogram":
+            return prometheus_client.Histogram(name, text, labels, buckets=instrument.buckets, registry=registry)
