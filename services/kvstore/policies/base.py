@@ -40,7 +40,7 @@ class Policy(ABC, Generic[K]):
 
     @abstractmethod
     def put_back(self, key: K) -> None:
-        """A key that `evict` returned could not go: hold it again, as the next to go."""
+        """A key that `evict` returned could not go: hold it again, as the next to go of those with its standing."""
 
     @abstractmethod
     def discard(self, key: K) -> None:
