@@ -70,7 +70,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults
     frequency_penalty: Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)] = 0.0
     repetition_penalty: Annotated[float, msgspec.Meta(gt=0.0, le=10.0)] = 1.0
     logit_bias: Annotated[dict[int, float], msgspec.Meta(max_length=1024)] = {}
-    seed: Annotated[int, msgspec.Meta(ge=0, lt=2**63)] = 0
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
     """Random numbers are keyed by (seed, position in the sequence): a migrated request continues as it was."""
     stop_token_ids: Annotated[list[int], msgspec.Meta(max_length=64)] = []
     ignore_eos: bool = False
