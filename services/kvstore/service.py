@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -67,10 +67,10 @@ class KvStoreService(Service):
 
     def __init__(self, config: KvStoreConfig, bus: Bus, telemetry: Telemetry, instance: InstanceId) -> None:
         super().__init__(config.service, bus, telemetry, instance)
-        self.kv_config = config
-        self.store: BlockStore
+        self.config = config
+        self._store: BlockStore | None = None
         self._events: KvEvents
-        self._lock: StoreLock
+        self._lock: StoreLock | None = None
         self._arrivals = Arrivals()
         self._changed = asyncio.Event()
         self._subscriptions: list[Subscription] = []
@@ -79,6 +79,14 @@ class KvStoreService(Service):
         self._snapshot_sequences: dict[int, int] = {}
         self._num_snapshots = 0
         self._unserved_since_s: dict[bytes, float] = {}
+        self._own_tasks: list[asyncio.Task[None]] = []
+        """They use the arena, so they end before it is closed."""
+
+    @property
+    def store(self) -> BlockStore:
+        """There from `start` on."""
+        assert self._store is not None
+        return self._store
 
     @property
     def host(self) -> HostId:
@@ -86,17 +94,25 @@ class KvStoreService(Service):
 
     # -- life -------------------------------------------------------------------------------------------------------------
     async def start(self) -> None:
-        config = self.kv_config
+        config = self.config
         bind, secret = config.bind, read_secret(config.cluster_secret_file) if config.cluster_secret_file else b""
-        self.report(f"setting {config.kv_dram / 2**20:.0f} MiB aside", None)
+        self.report(f"setting {config.kv_dram / 2**20:.0f} MiB of memory aside")
         self._lock = StoreLock(config.kv_dir)
-        self.store, self._events = await asyncio.to_thread(open_store, config, time.monotonic, self._count)
+        try:
+            self._store, self._events = await asyncio.to_thread(open_store, config, time.monotonic, self._count)
+            await self._open_doors(bind, secret)
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _open_doors(self, bind: tuple[str, int], secret: bytes) -> None:
+        """Everything that others reach the store by."""
         self.store.under_way.on_arrival = self._arrivals.arrived
         self._events.on_change = self._changed.set
         if secret:
             self._listener = Listener(bind, self.store, secret, self.telemetry)
-            self._peers = Peers(self.store, secret, self._address_of, self.spawn, self.telemetry)
-            self.spawn(self._listener.run(), "listener")
+            self._peers = Peers(self.store, secret, self._address_of, self._run, self.telemetry)
+            self._run(self._listener.run(), "listener")
         await self._serve("lookup", KvLookup, self._lookup)
         await self._serve("reserve", KvReserve, self._reserve)
         await self._serve("commit", KvCommit, self._commit)
@@ -104,28 +120,35 @@ class KvStoreService(Service):
         await self._serve("release", KvRelease, self._release)
         await self._serve("prefetch", KvPrefetch, self._prefetch)
         await self._serve("snapshot", KvSnapshotRequest, self._snapshot)
-        self.spawn(self._keep_time(), "clock")
-        self.spawn(self._publish_events(), "events")
-
-    async def drain(self) -> None:
-        """Nothing to hand back: workers see an absent store as a miss."""
+        self._run(self._keep_time(), "clock")
+        self._run(self._publish_events(), "events")
 
     async def stop(self) -> None:
         for subscription in self._subscriptions:
             await subscription.close()
         if self._listener is not None:
             await self._listener.close()
-        for tier in self.store.tiers:
-            tier.close()
-        self._lock.close()
+        for task in self._own_tasks:
+            task.cancel()
+        await asyncio.gather(*self._own_tasks, return_exceptions=True)
+        if self._store is not None:
+            for tier in self._store.tiers:
+                tier.close()
+        if self._lock is not None:
+            self._lock.close()
 
     def describe(self) -> WorkerLease:
         lease = super().describe()
+        if self._store is None:
+            return lease
         address = ""
         if self._listener is not None:
-            bind_host, _ = self.kv_config.bind
-            address = f"{self.kv_config.kv_advertise or bind_host}:{self._listener.port}"
+            bind_host, _ = self.config.bind
+            address = f"{self.config.kv_advertise or bind_host}:{self._listener.port}"
         return msgspec.structs.replace(lease, host=self.host, kv_address=address)
+
+    def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        self._own_tasks.append(self.spawn(work, name))
 
     async def _serve(self, verb: KvVerb, message_type: type[M], handle: Callable[[M], Awaitable[msgspec.Struct]]) -> None:
         async def answer(message: Message) -> bytes:

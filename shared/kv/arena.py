@@ -9,6 +9,7 @@ A slot is a header (`slot.py`) and the payload. Only the store writes the file's
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import mmap
@@ -108,11 +109,12 @@ class Arena:
         return self.data_at + segment * self.segment_bytes
 
     def close(self) -> None:
-        """Unmap. Idempotent."""
+        """Unmap; if a slice of the memory is still about, the mapping goes with it. Idempotent."""
         if self._fd < 0:
             return
         self.memory.release()
-        self._map.close()
+        with contextlib.suppress(BufferError):
+            self._map.close()
         os.close(self._fd)
         self._fd = -1
 

@@ -14,7 +14,7 @@ Digests = Annotated[bytes, msgspec.Meta(max_length=32 * 2**15)]
 Keys = Annotated[bytes, msgspec.Meta(max_length=16 * 2**15)]
 """16-byte block keys, one after the other."""
 
-Serial = Annotated[int, msgspec.Meta(ge=0, lt=2**63)]
+Serial = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 """A number that is never given twice: a slot's generation, a lease's id."""
 
 
@@ -243,7 +243,7 @@ class BlockHead(msgspec.Struct, frozen=True, array_like=True, tag="head"):
     index: Count
     format: Annotated[str, msgspec.Meta(max_length=8)]
     length: Count
-    checksum: Annotated[int, msgspec.Meta(ge=0, lt=2**64)]
+    checksum: int
     token_ids: Annotated[bytes, msgspec.Meta(max_length=2048)]
 
 

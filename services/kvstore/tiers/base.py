@@ -180,9 +180,10 @@ class Tier(ABC):
             del self._tenant_bytes[tenant]
 
     def _is_over_quota(self, size_class: SizeClass, model_digest: bytes, tenant: str) -> bool:
-        model = self._model_bytes[model_digest] + size_class.slot_bytes
-        tenants = self._tenant_bytes[tenant] + size_class.slot_bytes
-        return model > self.quota.model * self.segments.num_bytes or tenants > self.quota.tenant * self.segments.num_bytes
+        size, room = size_class.slot_bytes, self.segments.num_bytes
+        if self.quota.model < 1.0 and self._model_bytes[model_digest] + size > self.quota.model * room:
+            return True
+        return self.quota.tenant < 1.0 and self._tenant_bytes[tenant] + size > self.quota.tenant * room
 
     def _check_quota(self, size_class: SizeClass) -> None:
         limit = min(self.quota.model, self.quota.tenant) * self.segments.num_bytes

@@ -20,7 +20,7 @@ from shared.types import HostId
 _log = logging.getLogger(__name__)
 
 AddressOf = Callable[[HostId], str | None]
-Spawn = Callable[[Coroutine[Any, Any, None], str], Any]
+Spawn = Callable[[Coroutine[Any, Any, None], str], None]
 
 
 class Push(NamedTuple):
