@@ -1,0 +1,80 @@
+"""/metrics as a scraper sees it."""
+
+import http.client
+
+import pytest
+
+from shared.errors import EnvironmentFault
+from shared.telemetry import propagation
+from shared.telemetry.live import MAX_LABEL_SETS, LiveTelemetry
+from shared.telemetry.metrics import sections_of
+
+
+def scrape(telemetry: LiveTelemetry, accept: str = "") -> str:
+    connection = http.client.HTTPConnection(telemetry.address, timeout=5)
+    try:
+        connection.request("GET", "/metrics", headers={"Accept": accept})
+        return connection.getresponse().read().decode()
+    finally:
+        connection.close()
+
+
+async def test_numbers_come_out_under_their_names() -> None:
+    telemetry = LiveTelemetry(sections=sections_of("planner"))
+    telemetry.serve("127.0.0.1", 0)
+    telemetry.count("fleet_expired", 2, role="decode")
+    telemetry.gauge("fleet_size", 3, role="decode")
+    telemetry.observe("event_loop_lag_seconds", 0.15)
+    lines = scrape(telemetry).splitlines()
+    await telemetry.close()
+    assert 'slipstream_fleet_expired_total{role="decode"} 2.0' in lines
+    assert 'slipstream_fleet_size{role="decode"} 3.0' in lines
+    assert 'slipstream_event_loop_lag_seconds_bucket{le="0.1"} 0.0' in lines
+    assert 'slipstream_event_loop_lag_seconds_bucket{le="0.2"} 1.0' in lines
+    assert "slipstream_leases_lost_total 0.0" in lines, "what never happened reads 0"
+    assert any(line.startswith("process_resident_memory_bytes") for line in lines)
+    assert not any("_created" in line for line in lines)
+
+
+async def test_a_histogram_carries_the_trace_of_an_example() -> None:
+    telemetry = LiveTelemetry()
+    telemetry.serve("127.0.0.1", 0)
+    context = propagation.new_trace()
+    telemetry.observe("event_loop_lag_seconds", 0.15, exemplar=context.traceparent)
+    telemetry.observe("event_loop_lag_seconds", 0.15, exemplar="rubbish")
+    page = scrape(telemetry, "application/openmetrics-text; version=1.0.0")
+    await telemetry.close()
+    assert f'trace_id="{context.trace_id}"' in page
+
+
+def test_the_order_of_labels_does_not_matter() -> None:
+    telemetry = LiveTelemetry()
+    telemetry.gauge("service_info", 1, role="decode", name="decode-0", instance="00000000", version="1")
+    telemetry.gauge("service_info", 2, version="1", instance="00000000", name="decode-0", role="decode")
+    labels = {"role": "decode", "name": "decode-0", "instance": "00000000", "version": "1"}
+    assert telemetry.registry.get_sample_value("slipstream_service_info", labels) == 2
+
+
+def test_a_label_that_runs_wild_ends_as_other() -> None:
+    telemetry = LiveTelemetry()
+    for number in range(MAX_LABEL_SETS + 5):
+        telemetry.count("lease_renewal_failures", reason=f"reason-{number}")
+    assert telemetry.registry.get_sample_value("slipstream_lease_renewal_failures_total", {"reason": "other"}) == 5
+    assert telemetry.registry.get_sample_value("slipstream_telemetry_label_overflow_total") == 5
+
+
+async def test_a_taken_port_is_a_fault_with_a_remedy() -> None:
+    first, second = LiveTelemetry(), LiveTelemetry()
+    first.serve("127.0.0.1", 0)
+    port = int(first.address.rpartition(":")[2])
+    with pytest.raises(EnvironmentFault, match=f"127.0.0.1:{port}") as caught:
+        second.serve("127.0.0.1", port)
+    await first.close()
+    assert "SS_METRICS_PORT" in caught.value.remedy
+
+
+async def test_close_twice_is_close_once() -> None:
+    telemetry = LiveTelemetry()
+    telemetry.serve("127.0.0.1", 0)
+    await telemetry.close()
+    await telemetry.close()
