@@ -137,3 +137,5 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     """An open descriptor for JSON lines about phases, readiness and failure: the supervisor's end of a pipe."""
     drain_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 20.0
     """How long a drain may take before what is left is given back."""
+    parent_death: bool = False
+    """Drain when the process that started this one dies. Set by a supervisor; a shell's child lives on."""

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from shared.bus.base import Bucket, Bus, Entry
+from shared.bus.streams import LEASE_TTL_S
 from shared.errors import BusClosed, BusError, MalformedMessage
 from shared.messages.codec import decode
 from shared.messages.fleet import WorkerLease
@@ -18,7 +19,6 @@ from shared.messages.subjects import Subjects
 from shared.telemetry import Telemetry
 from shared.types import Role
 
-LEASE_TTL_S = 3.0
 RELIST_S = 10.0
 SWEEP_S = 0.25
 RETRY_S = 0.5

@@ -9,8 +9,8 @@ from typing import Literal
 import msgspec
 
 from shared.bus.base import Bucket, LinkClock
+from shared.bus.streams import LEASE_TTL_S
 from shared.errors import BusClosed, BusError, RevisionConflict
-from shared.fleet import LEASE_TTL_S
 from shared.messages.codec import encode
 from shared.messages.fleet import WorkerLease
 from shared.telemetry import Telemetry

@@ -8,6 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable
 from typing import TypeVar
 
+from shared.bus.streams import provision
 from shared.errors import BusError
 from shared.service.lease import RENEW_S, LeaseState, OwnLease
 from shared.service.service import Service
@@ -32,6 +33,7 @@ class Life:
     async def begin(self) -> None:
         """Returns when the service is ready. If it cannot, everything is undone and the error goes on."""
         service = self.service
+        await provision(service.bus, service.subjects)
         bucket = await service.bus.bucket(service.subjects.bucket("workers"))
         self._lease = OwnLease(bucket, service.bus.clock, service.describe, service.telemetry)
         try:

@@ -132,6 +132,10 @@ class Service(ABC):
             return
         self.telemetry.count("task_crashes")
         log.error("task %s failed", task.get_name(), exc_info=error)
+        self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """End the process because of `error` (the first one counts)."""
         if self.crash is None:
             self.crash = error
             self.crashed.set()

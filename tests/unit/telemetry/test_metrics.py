@@ -31,4 +31,4 @@ def test_only_foreign_names_go_without_the_prefix() -> None:
 
 def test_every_role_has_the_process_rows() -> None:
     for role in ("gateway", "router", "prefill", "decode", "kvstore", "planner"):
-        assert INSTRUMENTS["service_info"] in sections_of(role)  # type: ignore[arg-type]
+        assert INSTRUMENTS["service_info"] in sections_of(role)
