@@ -13,17 +13,15 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 import uvloop
 
-from shared.bus.base import Bus
 from shared.bus.nats import connect
 from shared.config import ServiceConfig, read_config
 from shared.errors import BusClosed, SlipstreamError
 from shared.service.life import Life
 from shared.service.service import VERSION, Service, mint_instance
 from shared.service.status import StatusPipe
-from shared.telemetry import Telemetry
 from shared.telemetry.logs import set_up_logs
 from shared.telemetry.setup import open_telemetry
-from shared.types import InstanceId, Role
+from shared.types import InstanceId
 
 EXIT_CRASH = 1
 EXIT_SECOND_SIGNAL = 130
@@ -44,15 +42,7 @@ class ConfigWithService(Protocol):
     def service(self) -> ServiceConfig: ...
 
 
-class ServiceType(Protocol):
-    """A subclass of Service."""
-
-    role: Role
-
-    def __call__(self, config: Any, bus: Bus, telemetry: Telemetry, instance: InstanceId, /) -> Service: ...
-
-
-def main(service_type: ServiceType, config_type: type[Any]) -> NoReturn:
+def main(service_type: type[Service], config_type: type[Any]) -> NoReturn:
     """Run one service until a signal, and exit with the documented code. `config_type` is read from the environment once."""
     status = StatusPipe.of(os.environ)
     instance = mint_instance()
@@ -77,7 +67,7 @@ def main(service_type: ServiceType, config_type: type[Any]) -> NoReturn:
 
 
 async def _live(
-    service_type: ServiceType, config: ConfigWithService, instance: InstanceId, status: StatusPipe, environ: Mapping[str, str]
+    service_type: type[Service], config: ConfigWithService, instance: InstanceId, status: StatusPipe, environ: Mapping[str, str]
 ) -> int:
     """The exit code of a life that began. Raises what kept it from beginning."""
     stopping = asyncio.Event()
@@ -88,7 +78,8 @@ async def _live(
         status.phase("connecting to NATS")
         bus = await _unless(connect(config.service, name=name), stopping)
         try:
-            service = service_type(config, bus, telemetry, instance)
+            own_config: Any = config  # each service's constructor takes its own struct
+            service = service_type(own_config, bus, telemetry, instance)
             service.on_report = status.phase
             bus.on_closed(lambda: service.fail(BusClosed("the connection to NATS is closed for good")))
             return await _serve(service, stopping, status)
