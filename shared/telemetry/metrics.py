@@ -114,7 +114,15 @@ KVSTORE = (
     _gauge("kv_expired_slots", "Slots out of use until their writer is proven gone."),
 )
 
-PLANNER: tuple[Instrument, ...] = ()
+PLANNER = (
+    _counter("planner_plans", "Plans written and published."),
+    _counter("planner_conflicts", "Plans given up because another planner wrote first."),
+    _counter("planner_events", "Events taken.", "kind"),
+    _counter("planner_malformed", "Events and plans that could not be read.", "kind"),
+    _gauge("planner_missed_routes", "Route events that never came, by the gaps in their sequences."),
+    _gauge("planner_workers", "Workers alive and ready, as the planner counts them.", "role"),
+    _gauge("planner_observed", "What plans are based on: rates a second, shares from 0 to 1, percentiles in ms.", "what"),
+)
 
 
 _OF_ROLE: dict[Role, tuple[tuple[Instrument, ...], ...]] = {
