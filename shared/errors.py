@@ -6,6 +6,8 @@ SlipstreamError                      code, message, remedy
 │  └─ ModelFault                     a model that is absent, corrupt or unknown
 ├─ BusError
 │  ├─ BusTimeout                     subject, timeout_s
+│  │  └─ LinkDown                    our own connection is down: says nothing about the peer
+│  ├─ PermissionDenied               subject
 │  ├─ NoResponders                   subject
 │  ├─ QueueFull                      subject
 │  ├─ StreamMissing                  stream
@@ -94,6 +96,27 @@ class BusTimeout(BusError):
         super().__init__(f"no answer on {subject} within {timeout_s:g} s")
         self.subject = subject
         self.timeout_s = timeout_s
+
+
+class LinkDown(BusTimeout):
+    """No answer because our own connection is, or went, down. Says nothing about the peer; the message may have arrived all the same."""
+
+    code = "link_down"
+
+    def __init__(self, subject: str, timeout_s: float = 0.0) -> None:
+        BusError.__init__(self, f"no connection to NATS while asking {subject}")
+        self.subject = subject
+        self.timeout_s = timeout_s
+
+
+class PermissionDenied(BusError):
+    """The broker's user may not use the subject."""
+
+    code = "permission_denied"
+
+    def __init__(self, subject: str) -> None:
+        super().__init__(f"NATS denies {subject} to this user", remedy="compare the user's permissions with shared/bus/permissions.py")
+        self.subject = subject
 
 
 class NoResponders(BusError):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+
+from shared.bus.spec import StreamSpec
 
 Headers = Mapping[str, str]
 
@@ -121,17 +124,23 @@ class Bucket(ABC):
 
 
 Handler = Callable[[Message], Awaitable[bytes]]
+DeadLetterHandler = Callable[[bytes, str], Awaitable[None]]
+"""Called with the payload and the subject of a message that was delivered max_deliver times and never acked."""
 
 
 class LinkClock:
     """Monotonic seconds that stand still while the connection is down and for `grace_s` after it is back.
 
-    Leases and lost-request clocks are read off it: a worker is not lost because *we* could not hear it.
+    Leases and lost-request clocks are read off it: a worker is not lost because *we* could not hear it. With `patience_s` the clock also
+    stops by itself when `heard` was not called for so long: a link that is dead and not yet known to be, or a process that was stopped.
     """
 
-    def __init__(self, monotonic: Callable[[], float], grace_s: float = 2.0) -> None:
+    def __init__(self, monotonic: Callable[[], float], grace_s: float = 2.0, patience_s: float | None = None) -> None:
         self._monotonic = monotonic
         self._grace_s = grace_s
+        self._patience_s = patience_s
+        self._heard_at: float | None = None
+        self._is_cut = False
         self._stopped_s = 0.0
         self._down_since: float | None = None
         self._up_since: float | None = None
@@ -142,24 +151,44 @@ class LinkClock:
         now = self._monotonic() if self._down_since is None else self._down_since
         return now - self._stopped_s
 
+    def heard(self) -> None:
+        """The server answered just now."""
+        self._settle()
+        self._heard_at = self._monotonic()
+        if self._down_since is not None and not self._is_cut:
+            self._rise()
+
     def link_down(self) -> None:
         """The connection was lost. A loss within the grace period extends the stop."""
         self._settle()
+        self._is_cut = True
         if self._down_since is None:
             self._down_since = self._monotonic()
         self._up_since = None
 
     def link_up(self) -> None:
         """The connection is back."""
+        self._settle()
+        self._is_cut = False
+        self._heard_at = self._monotonic()
+        self._rise()
+
+    def _rise(self) -> None:
         if self._down_since is not None and self._up_since is None:
             self._up_since = self._monotonic()
 
     def _settle(self) -> None:
-        """Fold a finished stop into the total."""
+        """Stop if the server was silent for too long; fold a finished stop into the total."""
+        now = self._monotonic()
+        if self._patience_s is not None and self._heard_at is not None and not self._is_cut:
+            silent_since = self._heard_at + self._patience_s
+            if now > silent_since:
+                self._down_since = silent_since if self._down_since is None else self._down_since
+                self._up_since = None
         if self._down_since is None or self._up_since is None:
             return
         end = self._up_since + self._grace_s
-        if self._monotonic() >= end:
+        if now >= end:
             self._stopped_s += end - self._down_since
             self._down_since = self._up_since = None
 
@@ -168,6 +197,8 @@ class Bus(ABC):
     """One connection. All methods raise errors of shared.errors only."""
 
     clock: LinkClock
+    counts: Counter[str]
+    """What went otherwise than hoped, by event: `publish_dropped`, `reconnect`, `permission_denied`, ... (see `wire.EVENTS`)."""
     max_message_bytes: int
     """0.9 × the server's max_payload. Larger messages, headers included, raise PayloadTooLarge before they reach the wire."""
 
@@ -211,19 +242,38 @@ class Bus(ABC):
         """
 
     @abstractmethod
-    async def consume(self, stream: str, durable: str, subject: str, *, window: int, max_deliver: int = -1) -> Consumer:
-        """Pull from `stream` by a durable that is made if it is not there (and again after a wipe): explicit ack, ack_wait 5 s."""
+    async def consume(self, stream: str, durable: str, subject: str, *, window: int, max_deliver: int | None = None) -> Consumer:
+        """Pull from `stream` by a durable that is made if it is not there (and again after a wipe): explicit ack, ack_wait 5 s.
+
+        What was asked for and waits for `next` is kept `in_progress` here. `max_deliver` None: the stream's own rule (`streams`).
+        """
 
     @abstractmethod
     async def delete_durable(self, stream: str, durable: str, purge_subject: str = "") -> None:
         """Delete a dead worker's durable and what is queued for it. Absent is fine."""
 
     @abstractmethod
-    async def bucket(self, name: str) -> Bucket: ...
+    async def on_dead_letter(self, stream: str, callback: DeadLetterHandler) -> None:
+        """Take care of what `stream` gave up on (max_deliver): write it to SS_DEAD, delete it from the stream, then call `callback`.
+
+        Of all processes that ask for this, one does it for each message.
+        """
+
+    @abstractmethod
+    async def add_stream(self, spec: StreamSpec) -> None:
+        """Make the stream (or bucket), or bring it to `spec` if it exists. Idempotent."""
+
+    @abstractmethod
+    async def bucket(self, name: str) -> Bucket:
+        """The bucket, made if it is not there."""
 
     @abstractmethod
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         """Call `callback` each time the connection is back."""
+
+    @abstractmethod
+    def on_closed(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when the connection is lost for good without `close`: the process must end with BusClosed.exit_code."""
 
     @abstractmethod
     async def close(self) -> None:

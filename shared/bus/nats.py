@@ -1,0 +1,367 @@
+"""The connection to NATS: the only importer of nats-py, whose traps (see the comments) end here. `connect` gives a whole bus."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import random
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client
+from nats.aio.transport import TcpTransport
+
+from shared.bus.base import Headers, LinkClock, Message
+from shared.bus.nats_bus import NatsBus
+from shared.bus.start import START_S, inbox_prefix_of, open_bus
+from shared.bus.wire import Callback, Stop, Wire
+from shared.config import ServiceConfig
+from shared.errors import (
+    BusClosed,
+    BusError,
+    BusTimeout,
+    LinkDown,
+    NoResponders,
+    PayloadTooLarge,
+)
+
+log = logging.getLogger(__name__)
+
+PING_S = 0.5
+"""How often the watchdog asks the server for a sign of life."""
+DEAF_S = 2.0
+"""Without an answer for so long the connection is cut and made anew."""
+PATIENCE_S = 1.5
+"""Without an answer for so long the link clock stops (before anybody's lease, heard at most 1 s earlier, is 3 s old)."""
+CONNECT_S = 2.0
+CLOSE_S = 2.0
+MAX_UNSENT_BYTES = 4 * 2**20
+"""What may wait for a server that does not read; beyond it messages are dropped."""
+
+NO_HEADERS: Headers = {}
+
+Translation = Callable[[str], BusError]
+
+
+def _plain(reason: str) -> Translation:
+    return lambda subject: BusError(f"NATS: {reason} ({subject})")
+
+
+def _closed(_: str) -> BusError:
+    return BusClosed("the connection to NATS is closed", remedy="start the process again")
+
+
+def _timeout(subject: str) -> BusError:
+    return BusTimeout(subject, 0.0)
+
+
+_E = nats.errors
+TRANSLATIONS: dict[type[Exception], Translation] = {
+    _E.TimeoutError: _timeout,
+    _E.NoRespondersError: NoResponders,
+    _E.StaleConnectionError: LinkDown,
+    _E.OutboundBufferLimitError: LinkDown,
+    _E.ConnectionReconnectingError: LinkDown,
+    _E.ConnectionClosedError: _closed,
+    _E.ConnectionDrainingError: _closed,
+    _E.NoServersError: _closed,
+    _E.AuthorizationError: _plain("wrong user or password"),
+    _E.InvalidUserCredentialsError: _plain("the credentials file is not valid"),
+    _E.SecureConnRequiredError: _plain("the server wants TLS"),
+    _E.SecureConnWantedError: _plain("the server has no TLS"),
+    _E.SecureConnFailedError: _plain("TLS failed"),
+    _E.MaxPayloadError: _plain("the message is larger than the server allows"),
+    _E.SlowConsumerError: _plain("messages came faster than they were taken"),
+    _E.BadSubjectError: _plain("not a subject"),
+    _E.BadHeaderError: _plain("not a header name"),
+    _E.BadSubscriptionError: _plain("not subscribed"),
+    _E.BadTimeoutError: _plain("not a time-out"),
+    _E.JsonParseError: _plain("the server speaks another protocol"),
+    _E.ProtocolError: _plain("the server speaks another protocol"),
+    _E.InvalidCallbackTypeError: _plain("not a coroutine function"),
+    _E.ServerNotInPoolError: _plain("not a server of this cluster"),
+    _E.NotJSMessageError: _plain("not a message of a stream"),
+    _E.MsgAlreadyAckdError: _plain("acknowledged already"),
+    nats.js.errors.Error: _plain("JetStream refused"),
+    OSError: LinkDown,
+}
+"""nats-py's errors (a class stands for its subclasses) → ours, made with the subject. tests/unit/bus/test_nats.py shows it whole."""
+
+
+def translate(error: Exception, subject: str) -> BusError:
+    """The error of ours for one of nats-py's."""
+    for cause in type(error).__mro__:
+        if cause in TRANSLATIONS:
+            return TRANSLATIONS[cause](subject)
+    return BusError(f"NATS: {error!r} ({subject})")
+
+
+class _Transport(TcpTransport):  # type: ignore[misc]
+    """Closes at once: a graceful close would wait for a server that does not read, and the reconnect with it."""
+
+    def __bool__(self) -> bool:
+        return True  # or the client would put its own in our place
+
+    def close(self) -> None:
+        if self._io_writer is not None:
+            self._io_writer.transport.abort()
+
+    def at_eof(self) -> bool:
+        return self._io_reader is not None and self._io_reader.at_eof()
+
+
+class _Sink:
+    """Takes the place of a subscription's future, so that messages come by plain call: no queue, task or limit of nats-py between."""
+
+    __slots__ = ("take",)
+
+    def __init__(self, take: Callable[[Any], None]) -> None:
+        self.take = take
+
+    def cancelled(self) -> bool:
+        return False
+
+    def set_result(self, message: Any) -> None:
+        self.take(message)
+
+
+class Connection(Wire):
+    """One connection. Guarantees:
+
+    1. It reconnects for ever; a deaf connection is found and cut within DEAF_S + PING_S, whatever state nats-py believes in.
+    2. Nothing is sent late: what was not written when the link went is dropped and counted.
+    3. No message larger than `max_message_bytes`, headers included, reaches the server (which would close the link for ever).
+    4. Callbacks of ours that raise, and errors that nats-py reports, are counted and logged, and never end its read loop.
+    """
+
+    def __init__(self, inbox_prefix: str) -> None:
+        self.counts = Counter()
+        self.clock = LinkClock(time.monotonic, patience_s=PATIENCE_S)
+        self.inbox = f"{inbox_prefix}.{secrets.token_hex(8)}"
+        self.max_message_bytes = 0
+        self.last_error: Exception | None = None
+        self._client = Client()
+        self._client._transport = _Transport()
+        self._is_up = asyncio.Event()
+        self._is_stuck = False
+        self._is_closing = False
+        self._up: list[Callable[[], None]] = []
+        self._down: list[Callable[[], None]] = []
+        self._denied: list[Callable[[str], None]] = []
+        self._closed: list[Callable[[], None]] = []
+        self._unanswered: list[asyncio.Future[float]] = []
+        self._watchdog: asyncio.Task[None] | None = None
+
+    async def open(self, options: dict[str, Any]) -> None:
+        try:
+            await self._client.connect(
+                **options,
+                error_cb=self._on_error,
+                disconnected_cb=self._on_disconnected,
+                reconnected_cb=self._on_reconnected,
+                closed_cb=self._on_closed,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=random.uniform(0.1, 0.3),
+                connect_timeout=CONNECT_S,
+                ping_interval=2,
+                max_outstanding_pings=2,
+                pending_size=MAX_UNSENT_BYTES,
+                flush_timeout=DEAF_S,
+            )
+        except (nats.errors.Error, OSError) as error:
+            raise translate(error, "connect") from error
+        self.max_message_bytes = self._client.max_payload * 9 // 10
+        self.clock.heard()
+        self._is_up.set()
+        self._watchdog = asyncio.get_running_loop().create_task(self._watch(), name="nats watchdog")
+
+    @property
+    def is_connected(self) -> bool:
+        return self._is_up.is_set() and bool(self._client.is_connected)
+
+    async def wait_connected(self, timeout_s: float) -> bool:
+        self._refuse_closed()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._is_up.wait()
+        self._refuse_closed()
+        return self.is_connected
+
+    async def send(self, subject: str, payload: bytes, reply: str = "", headers: Headers | None = None) -> bool:
+        num_bytes = len(payload) + (_header_bytes(headers) if headers else 0)
+        if num_bytes > self.max_message_bytes:
+            raise PayloadTooLarge(num_bytes, self.max_message_bytes)
+        self._refuse_closed()
+        if not self.is_connected or self._is_blocked():
+            self.counts["publish_dropped"] += 1
+            return False
+        try:
+            await self._client.publish(subject, payload, reply, headers or None)
+        except (nats.errors.Error, OSError) as error:
+            raise translate(error, subject) from error
+        return True
+
+    async def listen(self, subject: str, callback: Callback, queue: str = "") -> Stop:
+        self._refuse_closed()
+
+        def take(message: Any) -> None:
+            headers = {name.lower(): value for name, value in message.headers.items()} if message.headers else NO_HEADERS
+            try:
+                callback(Message(message.subject, message.data, message.reply, headers))
+            except Exception:
+                self.counts["callback_failed"] += 1
+                log.exception("a subscriber of %s failed", subject)
+
+        try:
+            subscription = await self._client.subscribe(subject, queue, future=_Sink(take))
+        except nats.errors.Error as error:
+            raise translate(error, subject) from error
+
+        async def stop() -> None:
+            with contextlib.suppress(nats.errors.Error):  # closed already
+                await subscription.unsubscribe()
+
+        return stop
+
+    def on_up(self, callback: Callable[[], None]) -> Callable[[], None]:
+        return _keep(self._up, callback)
+
+    def on_down(self, callback: Callable[[], None]) -> Callable[[], None]:
+        return _keep(self._down, callback)
+
+    def on_denied(self, callback: Callable[[str], None]) -> None:
+        self._denied.append(callback)
+
+    def on_closed(self, callback: Callable[[], None]) -> None:
+        self._closed.append(callback)
+
+    async def close(self) -> None:
+        """Our own order, each step bounded: nats-py's drain raises while disconnected and skips the close when its flush fails."""
+        if self._is_closing:
+            return
+        self._is_closing = True
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+        with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                if self._client.is_connected:
+                    await self._client.rtt(CLOSE_S)
+        with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self._client.close()
+        self._forget_unanswered()
+
+    # -- what nats-py tells ---------------------------------------------------------------------------------------
+    async def _on_error(self, error: Exception) -> None:
+        """Must not raise: it would end the read loop and leave the client deaf, yet `connected`."""
+        self.last_error = error
+        text = str(error)
+        if "permissions violation" in text.lower():
+            self.counts["permission_denied"] += 1
+            log.error("%s", text)
+            if "publish to" in text.lower():
+                subject = text.lower().partition("publish to")[2].strip().strip("\"'")
+                self._tell(*(functools.partial(each, subject) for each in self._denied))
+        elif isinstance(error, nats.errors.FlushTimeoutError):
+            self._is_stuck = True
+        elif self._is_up.is_set() and not self._is_closing:
+            self.counts["client_error"] += 1
+            log.warning("NATS: %s", text or repr(error))
+
+    async def _on_disconnected(self) -> None:
+        if self._is_closing:
+            return
+        self._client._pending.clear()
+        self._client._pending_data_size = 0
+        self._is_up.clear()
+        self._is_stuck = False
+        self.counts["disconnect"] += 1
+        self.clock.link_down()
+        log.warning("the connection to NATS is lost: %s", self.last_error or "closed by the server")
+        self._tell(*self._down)
+
+    async def _on_reconnected(self) -> None:
+        self._forget_unanswered()
+        self._is_up.set()
+        self.counts["reconnect"] += 1
+        self.clock.link_up()
+        log.info("connected to NATS again")
+        self._tell(*self._up)
+
+    async def _on_closed(self) -> None:
+        self._is_up.clear()
+        if self._is_closing:
+            return
+        self._is_closing = True
+        log.critical("the connection to NATS is closed for good: %s", self._client.last_error)
+        self._tell(*self._closed)
+
+    def _tell(self, *callbacks: Callable[[], None]) -> None:
+        for callback in callbacks:
+            try:
+                callback()
+            except Exception:
+                self.counts["callback_failed"] += 1
+                log.exception("a callback about the connection failed")
+
+    # -- is the server there? -------------------------------------------------------------------------------------
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(PING_S)
+            if not self.is_connected:
+                continue
+            pong = asyncio.ensure_future(self._client.rtt(timeout=3600))
+            done, _ = await asyncio.wait({pong}, timeout=DEAF_S)
+            if done and pong.exception() is None:
+                self.clock.heard()
+                continue
+            if not done:
+                self._unanswered.append(pong)  # not cancelled: nats-py's read loop dies of an answer to a cancelled ping
+            if self.is_connected:
+                self.counts["deaf"] += 1
+                log.warning("NATS has not answered for %g s: connecting anew", DEAF_S)
+                await self._client.force_reconnect()
+
+    def _forget_unanswered(self) -> None:
+        for pong in self._unanswered:
+            pong.cancel()
+        self._unanswered.clear()
+
+    def _is_blocked(self) -> bool:
+        if self._is_stuck and self._client.pending_data_size < MAX_UNSENT_BYTES:
+            self._is_stuck = False
+        return self._is_stuck
+
+    def _refuse_closed(self) -> None:
+        if self._is_closing:
+            raise _closed("")
+
+
+def _keep(callbacks: list[Callable[[], None]], callback: Callable[[], None]) -> Callable[[], None]:
+    callbacks.append(callback)
+
+    def forget() -> None:
+        with contextlib.suppress(ValueError):
+            callbacks.remove(callback)
+
+    return forget
+
+
+def _header_bytes(headers: Headers) -> int:
+    return 14 + sum(len(name.encode()) + len(value.encode()) + 4 for name, value in headers.items())
+
+
+async def connect(config: ServiceConfig, *, name: str, inbox_prefix: str | None = None, wait_s: float = START_S) -> NatsBus:
+    """Connect as `config` says, and see that JetStream is there. Raises ConfigError, or EnvironmentFault after `wait_s` at the latest.
+
+    `inbox_prefix` None: the one that the permissions of `nats_user` allow.
+    """
+    prefix = inbox_prefix or inbox_prefix_of(config.nats_user)
+    return await open_bus(Connection(prefix), config, name=name, inbox_prefix=prefix, wait_s=wait_s)

@@ -1,0 +1,92 @@
+"""What the NATS bus needs of a client library, so that only `nats` imports one: send, listen, and news about the link."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from shared.bus.base import Headers, LinkClock, Message
+
+EVENTS = {
+    "publish_dropped": "core messages not sent because the connection was down or stuck",
+    "message_dropped": "messages that came faster than their subscriber took them",
+    "permission_denied": "subjects that NATS refused to this user",
+    "disconnect": "connections lost",
+    "reconnect": "connections found again",
+    "deaf": "connections cut by us because the server did not answer a ping",
+    "client_error": "other errors that the NATS client reported",
+    "callback_failed": "callbacks of ours that raised",
+    "handler_failed": "request handlers that raised something else than a SlipstreamError",
+    "reply_refused": "requests whose reply subject was no inbox",
+    "enqueue_retry": "messages sent again to a stream that did not answer",
+    "pull_lost": "pull requests that ended without a word",
+    "stream_restored": "streams and buckets made again after a wipe",
+    "durable_restored": "durables made again after a wipe or expiry",
+    "watch_restarted": "watches begun again after a reconnect, gap or wipe",
+    "dead_letter": "messages moved to the dead letters",
+}
+"""Every key of `Bus.counts`."""
+
+NO_RESPONDERS = "503"
+
+Callback = Callable[[Message], None]
+Stop = Callable[[], Awaitable[None]]
+
+
+class Wire(ABC):
+    """One connection, core NATS only. Callbacks are plain functions, called one after the other as messages arrive."""
+
+    counts: Counter[str]
+    inbox: str
+    """Prefix of this connection's own reply subjects; nobody else has it."""
+    max_message_bytes: int
+    clock: LinkClock
+    last_error: Exception | None = None
+    """What the client last complained of; while `open` goes on, why it does."""
+
+    @abstractmethod
+    async def open(self, options: dict[str, Any]) -> None:
+        """Connect, for as long as it takes: the caller bounds it. `options` are those of the client (see `start`)."""
+
+    @property
+    @abstractmethod
+    def is_connected(self) -> bool: ...
+
+    @abstractmethod
+    async def wait_connected(self, timeout_s: float) -> bool:
+        """True as soon as the link is up; False after `timeout_s`. Raises BusClosed."""
+
+    @abstractmethod
+    async def send(self, subject: str, payload: bytes, reply: str = "", headers: Headers | None = None) -> bool:
+        """Publish now, or drop, count and return False while the link is down. Raises PayloadTooLarge, BusClosed."""
+
+    @abstractmethod
+    async def listen(self, subject: str, callback: Callback, queue: str = "") -> Stop:
+        """Call `callback` for each message until the returned function is awaited. Holds across reconnects."""
+
+    @abstractmethod
+    def on_up(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """The connection is back; subscriptions are in place again. Returns a function that forgets `callback`."""
+
+    @abstractmethod
+    def on_down(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """The connection is lost: what is under way will get no answer. Returns a function that forgets `callback`."""
+
+    @abstractmethod
+    def on_closed(self, callback: Callable[[], None]) -> None:
+        """The connection is lost for good, and not by `close`."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Flush, then close, within a few seconds whatever the server does. Idempotent."""
+
+    @abstractmethod
+    def on_denied(self, callback: Callable[[str], None]) -> None:
+        """NATS refused a publish to this subject (given in lower case)."""
+
+
+def status_of(message: Message) -> str:
+    """The status code of a message that the server itself sent ("503", "408", ...), else ""."""
+    return "" if message.payload else message.headers.get("status", "")
