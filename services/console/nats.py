@@ -37,18 +37,19 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="slipstream nats", description="Look at the services over NATS ($SRV). `nats micro …` shows the same where it is installed."
     )
-    parser.add_argument("--state-dir", type=Path, help="where `up` was told to keep its runs")
-    parser.add_argument("--json", action="store_true", help="the answers as they are, a line each")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--state-dir", type=Path, help="where `up` was told to keep its runs")
+    common.add_argument("--json", action="store_true", help="the answers as they are, a line each")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    verbs.add_parser("url", help="the address with the client's user and password, for your own program")
+    verbs.add_parser("url", parents=[common], help="the address with the client's user and password, for your own program")
     for verb, text in (
         ("ls", "list services"),
         ("ping", "measure the way there"),
         ("info", "endpoints"),
         ("stats", "requests, errors, times"),
     ):
-        verbs.add_parser(verb, help=text).add_argument("service", nargs="?", default="", help="only this one")
-    request = verbs.add_parser("req", help="send a request, show every answer until the empty one")
+        verbs.add_parser(verb, parents=[common], help=text).add_argument("service", nargs="?", default="", help="only this one")
+    request = verbs.add_parser("req", parents=[common], help="send a request, show every answer until the empty one")
     request.add_argument("subject")
     request.add_argument("body", nargs="?", default="", help="- reads it from stdin")
     request.add_argument("--timeout", type=float, default=60.0, metavar="S", help="silence that ends the wait (default 60)")

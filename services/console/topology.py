@@ -11,6 +11,7 @@ import msgspec
 from services.console.child import ChildSpec
 from services.console.options import UpOptions
 from services.console.run_folder import Run
+from services.console.terminal import size_text
 from shared.config import ServiceConfig, to_environ
 from shared.engine.config import EngineConfig
 from shared.types import Role
@@ -125,4 +126,6 @@ def _detail(options: UpOptions, role: Role) -> str:
     """What the supervisor itself decided about a process."""
     if role in ("prefill", "decode") and options.device != "sim":
         return f"{options.worker_threads} thread{'s' * (options.worker_threads > 1)}"
+    if role == "kvstore":
+        return f"{size_text(options.kv_dram)} DRAM"
     return ""
