@@ -1,7 +1,8 @@
-"""Who may publish and subscribe what: one user a service, allow lists only. tests/integration/test_permissions.py tries each right and each wrong.
+"""Who may publish and subscribe what: one user a service, allow lists only.
 
-Ids change at every start, so a list cannot name the instance: a worker could send tokens as another worker. The gateway therefore accepts an
-epoch from one instance only, and inboxes carry random tokens that nobody else can read.
+Ids change at every start, so a list cannot name the instance, and a worker could send tokens as another worker. The gateway therefore
+accepts an epoch from one instance only, and inboxes carry random tokens that nobody else can read.
+tests/integration/test_permissions.py tries every right and the wrongs that matter.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
 from shared.bus.start import inbox_prefix_of
 from shared.bus.streams import BUCKET_PREFIX, stream_specs
-from shared.messages.subjects import Subjects
+from shared.messages.subjects import FrontDoor, KvVerb, Subjects
 
 User = Literal["gateway", "router", "prefill", "decode", "kvstore", "planner", "console", "client"]
 USERS: tuple[User, ...] = ("gateway", "router", "prefill", "decode", "kvstore", "planner", "console", "client")
@@ -106,7 +107,7 @@ def _gateway(subjects: Subjects) -> tuple[list[str], list[str]]:
         subjects.tokens("*"),
         subjects.session("*", "wanted"),
         subjects.session("*", "finish"),
-        *(subjects.front_door(door) for door in ("generate", "embed", "models")),
+        *(subjects.front_door(door) for door in get_args(FrontDoor)),
         subjects.load_event("*"),
     ]
     return publish, subscribe
@@ -170,9 +171,8 @@ def _decode(subjects: Subjects) -> tuple[list[str], list[str]]:
 
 
 def _kvstore(subjects: Subjects) -> tuple[list[str], list[str]]:
-    verbs = ("lookup", "reserve", "commit", "acquire", "release", "prefetch", "snapshot")
     publish = [subjects.kv_event("*"), *(subjects.kv("*", verb) for verb in ("lookup", "acquire", "release", "prefetch"))]
-    return publish, [*(subjects.kv("*", verb) for verb in verbs), subjects.cancel()]
+    return publish, [*(subjects.kv("*", verb) for verb in get_args(KvVerb)), subjects.cancel()]
 
 
 def _planner(subjects: Subjects) -> tuple[list[str], list[str]]:
@@ -191,7 +191,7 @@ def _planner(subjects: Subjects) -> tuple[list[str], list[str]]:
 def _console(subjects: Subjects) -> tuple[list[str], list[str]]:
     publish = [
         "$SRV.>",
-        *(subjects.front_door(door) for door in ("generate", "embed", "models")),
+        *(subjects.front_door(door) for door in get_args(FrontDoor)),
         subjects.router("*", "index"),
         subjects.worker("*", "drain"),
         subjects.kv("*", "lookup"),
@@ -218,7 +218,7 @@ _OWN = {
 
 def _client(subjects: Subjects) -> Permissions:
     """Any NATS client with its usual inbox: the front doors, and discovery."""
-    doors = [subjects.front_door(door) for door in ("generate", "embed", "models")]
+    doors = [subjects.front_door(door) for door in get_args(FrontDoor)]
     discovery = [f"$SRV.{verb}{rest}" for verb in ("PING", "INFO", "STATS") for rest in ("", ".>")]
     return Permissions((*doors, *discovery), ("_INBOX.>", f"{inbox_prefix_of('client')}.>"))
 
