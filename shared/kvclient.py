@@ -110,12 +110,20 @@ class KvClient:
 
     # -- load ----------------------------------------------------------------------------------------------------------
     async def load(
-        self, hashes: Sequence[bytes], packed_tokens: bytes, block_ids: Sequence[int], *, wait_ms: float = 0.0, request_id: str = ""
+        self,
+        hashes: Sequence[bytes],
+        packed_tokens: bytes,
+        block_ids: Sequence[int],
+        *,
+        wait_ms: float = 0.0,
+        request_id: str = "",
+        block_ms: float = 0.0,
     ) -> LoadResult:
         """Copy the longest leading run of these blocks into `block_ids` of the pool.
 
         `packed_tokens` are the tokens of exactly these blocks. `wait_ms`: how long blocks that are under way (from another host, from
-        the SSD) may take; what nobody sends is not waited for.
+        the SSD) may take; what nobody sends is not waited for. `block_ms`: what computing one block takes, if known: what a tier would
+        take longer to load is not loaded (`slower_than_recompute`).
         """
         started_s = self._monotonic()
         total = LoadResult(0, 0, [], "")
@@ -124,7 +132,7 @@ class KvClient:
             window = slice(at, at + _WINDOW_BLOCKS)
             tokens = packed_tokens[at * self._token_bytes :]
             try:
-                part = await self._load_window(hashes[window], tokens, block_ids[window], wait_ms, request_id)
+                part = await self._load_window(hashes[window], tokens, block_ids[window], wait_ms, request_id, block_ms)
             except (KvError, BusError) as error:
                 part = LoadResult(0, 0, [], self._fault("load", error))
             total = LoadResult(
@@ -144,11 +152,11 @@ class KvClient:
         return 4 * self._layout.block_size
 
     async def _load_window(
-        self, hashes: Sequence[bytes], tokens: bytes, block_ids: Sequence[int], wait_ms: float, request_id: str
+        self, hashes: Sequence[bytes], tokens: bytes, block_ids: Sequence[int], wait_ms: float, request_id: str, block_ms: float
     ) -> LoadResult:
         arena = await self._attached()
         acquire = kv.KvAcquire(
-            self._instance, self._model_digest, self._layout.digest, b"".join(hashes), min(wait_ms, 60_000.0), request_id
+            self._instance, self._model_digest, self._layout.digest, b"".join(hashes), min(wait_ms, 60_000.0), request_id, block_ms
         )
         reply = await self._ask("acquire", acquire, kv.KvAcquireReply, _ANSWER_S + wait_ms / 1000)
         if not reply.slots:

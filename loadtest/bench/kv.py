@@ -100,7 +100,7 @@ async def _median_ms(operation: Callable[[], Awaitable[Any]], rounds: int = ROUN
 async def handoff(directory: Path) -> list[Row]:
     """1,024 tokens of SmolLM2: reserve → write → commit, then acquire → verified blocks in another pool, beside a plain memcpy."""
     num_blocks = NUM_TOKENS // SMOLLM2.block_size
-    store, _ = open_store(KvStoreConfig(kv_dir=directory, kv_dram=256 * 2**20), time.monotonic, lambda name, amount: None)
+    store, _, _ = open_store(KvStoreConfig(kv_dir=directory, kv_dram=256 * 2**20), time.monotonic, lambda name, amount: None)
     bus: Any = DirectBus(store)
     writer_pool, reader_pool = (PoolOfBytes(num_blocks, SMOLLM2.block_bytes) for _ in range(2))
     telemetry = NullTelemetry()
@@ -150,7 +150,7 @@ def _keys(number: int) -> bytes:
 
 def store_operation_us(num_blocks: int, num_operations: int = 20_000) -> float:
     """µs for one block's life in a full tier: take a slot (evicting another), insert, find, touch, hold, let go."""
-    segments = Segments(num_blocks // 16 + 1, 16 * 8192, 0, lambda extent, in_use: None)
+    segments = Segments(num_blocks // 16 + 1, 16 * 8192, 0, lambda extent, in_use: True)
     size_class = segments.size_class("00" * 8, 4096)
     index = TierIndex(Lru)
     parent = bytes(32)

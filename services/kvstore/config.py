@@ -8,10 +8,12 @@ from typing import Annotated
 
 import msgspec
 
-from shared.config import Bytes, ServiceConfig
+from shared.config import Bytes, ServiceConfig, parse_size
 from shared.errors import ConfigError
 
 _BIND = re.compile(r"(?P<host>\[[0-9a-fA-F:]+\]|[^:\s]+):(?P<port>\d{1,5})")
+
+_MIN_SSD_BYTES = 2**20
 
 
 class KvStoreConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +32,10 @@ class KvStoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A 0600 file that all stores share; without it no blocks travel between hosts."""
     kv_policy: str = "lru"
     """Who goes first when DRAM is full."""
+    kv_ssd: str = ""
+    """PATH:20G: a private folder and how much of its disk the SSD tier may take; empty: no such tier."""
+    kv_ssd_policy: str = "lru"
+    """Who goes first when the SSD tier is full."""
     kv_model_quota: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
     """The fraction of a tier that one model may take."""
     kv_tenant_quota: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
@@ -42,6 +48,20 @@ class KvStoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         if match is None or int(match["port"]) > 65535:
             raise ConfigError("SS_KV_BIND", self.kv_bind, "not host:port; write for example 127.0.0.1:0")
         return match["host"].strip("[]"), int(match["port"])
+
+    @property
+    def ssd(self) -> tuple[Path, int] | None:
+        """(folder, bytes) of kv_ssd. Raises ConfigError."""
+        if not self.kv_ssd:
+            return None
+        folder, _, size = self.kv_ssd.rpartition(":")
+        try:
+            num_bytes = parse_size(size)
+        except ValueError as error:
+            raise ConfigError("SS_KV_SSD", self.kv_ssd, "not PATH:SIZE; write for example /var/lib/slipstream:20G") from error
+        if not folder or num_bytes < _MIN_SSD_BYTES:
+            raise ConfigError("SS_KV_SSD", self.kv_ssd, f"needs a folder and at least {_MIN_SSD_BYTES} bytes")
+        return Path(folder).expanduser(), num_bytes
 
 
 def read_secret(path: Path) -> bytes:

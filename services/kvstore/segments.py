@@ -11,8 +11,8 @@ from shared.kv.slot import slot_bytes
 _WASTE = 1 / 32
 _MAX_SEGMENTS = 8
 
-SaveExtent = Callable[[Extent, bool], None]
-"""(extent, whether it is in use now): makes the change last."""
+SaveExtent = Callable[[Extent, bool], bool]
+"""(extent, whether it is in use now): makes the change last. False: the extent cannot be used now."""
 
 
 class SizeClass:
@@ -98,8 +98,9 @@ class Segments:
             run = run + 1 if self._owner[segment] is None else 0
             if run == count:
                 extent = Extent(segment - count + 1, count, size_class.layout, size_class.block_bytes)
+                if not self._save(extent, True):
+                    return
                 self.adopt(size_class, extent)
-                self._save(extent, True)
                 size_class.free.extend(reversed(self.slots_of(extent)))
                 return
 

@@ -13,9 +13,11 @@ import msgspec
 from services.kvstore.arrivals import Arrivals
 from services.kvstore.config import KvStoreConfig, read_secret
 from services.kvstore.events import KvEvents, chains
+from services.kvstore.ladder import Ladder
 from services.kvstore.listener import Listener
 from services.kvstore.open_store import open_store
 from services.kvstore.store import BlockStore
+from services.kvstore.tiers.base import LowerTier
 from services.kvstore.tiers.index import Block
 from services.kvstore.tiers.remote import Peers
 from shared.bus.base import Bus, Message, Subscription
@@ -70,6 +72,7 @@ class KvStoreService(Service):
         self.config = config
         self._store: BlockStore | None = None
         self._events: KvEvents
+        self._ladder: Ladder
         self._lock: StoreLock | None = None
         self._arrivals = Arrivals()
         self._changed = asyncio.Event()
@@ -79,7 +82,7 @@ class KvStoreService(Service):
         self._snapshot_sequences: dict[int, int] = {}
         self._num_snapshots = 0
         self._unserved_since_s: dict[bytes, float] = {}
-        self._own_tasks: list[asyncio.Task[None]] = []
+        self._own_tasks: set[asyncio.Task[None]] = set()
         """They use the arena, so they end before it is closed."""
 
     @property
@@ -99,7 +102,7 @@ class KvStoreService(Service):
         self.report(f"setting {config.kv_dram / 2**20:.0f} MiB of memory aside")
         self._lock = StoreLock(config.kv_dir)
         try:
-            self._store, self._events = await asyncio.to_thread(open_store, config, time.monotonic, self._count)
+            self._store, self._events, self._ladder = await asyncio.to_thread(open_store, config, time.monotonic, self._count)
             await self._open_doors(bind, secret)
         except BaseException:
             await self.stop()
@@ -109,6 +112,7 @@ class KvStoreService(Service):
         """Everything that others reach the store by."""
         self.store.under_way.on_arrival = self._arrivals.arrived
         self._events.on_change = self._changed.set
+        self._ladder.start(self._run)
         if secret:
             self._listener = Listener(bind, self.store, secret, self.telemetry)
             self._peers = Peers(self.store, secret, self._address_of, self._run, self.telemetry)
@@ -128,11 +132,12 @@ class KvStoreService(Service):
             await subscription.close()
         if self._listener is not None:
             await self._listener.close()
-        for task in self._own_tasks:
+        tasks = list(self._own_tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._own_tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._store is not None:
-            for tier in self._store.tiers:
+            for tier in reversed(self._store.tiers):  # the disk writes into the arena: it ends first
                 tier.close()
         if self._lock is not None:
             self._lock.close()
@@ -148,7 +153,9 @@ class KvStoreService(Service):
         return msgspec.structs.replace(lease, host=self.host, kv_address=address)
 
     def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        self._own_tasks.append(self.spawn(work, name))
+        task = self.spawn(work, name)
+        self._own_tasks.add(task)
+        task.add_done_callback(self._own_tasks.discard)
 
     async def _serve(self, verb: KvVerb, message_type: type[M], handle: Callable[[M], Awaitable[msgspec.Struct]]) -> None:
         async def answer(message: Message) -> bytes:
@@ -187,30 +194,70 @@ class KvStoreService(Service):
             await self.bus.publish(self.subjects.kv(host, "prefetch"), encode(KvPrefetch(model_digest, keys, [self.host], True)))
 
     async def _acquire(self, message: KvAcquire) -> KvAcquireReply:
-        return self.store.acquire(message, await self._climb(message))
+        held: list[Block] = []
+        try:
+            tiers, reason = await self._climb(message, held)
+            reply = self.store.acquire(message, tiers)
+            return msgspec.structs.replace(reply, reason=reason) if reason and reply.reason == "cold" else reply
+        finally:
+            for block in held:
+                self.store.dram.unhold(block)
 
-    async def _climb(self, message: KvAcquire) -> list[TierName]:
-        """Wait, no longer than the worker says, until the leading run is in DRAM; returns where each block lay when asked."""
+    async def _climb(self, message: KvAcquire, held: list[Block]) -> tuple[list[TierName], str]:
+        """Wait, no longer than the worker says, until the leading run is in DRAM.
+
+        Blocks of the run are held meanwhile, in `held`. Returns where each lay when asked, and why the run ended if that is known here.
+        """
         until_s = time.monotonic() + message.wait_ms / 1000
-        tiers: list[TierName] = []
-        for digest in split(message.block_hashes, 32):
-            key = digest[:KEY_BYTES]
-            tier: TierName = "dram"
-            while self.store.dram.get(digest, message.model_digest) is None:
-                tier = "remote"
-                left_s = until_s - time.monotonic()
+        hashes = split(message.block_hashes, 32)
+        tiers, reason = self._begin_climb(hashes, message)
+        for digest in hashes[: len(tiers)]:
+            while (block := self.store.dram.get(digest, message.model_digest)) is None:
+                key, left_s = digest[:KEY_BYTES], until_s - time.monotonic()
                 if left_s <= 0 or not self.store.under_way.is_expected(key) or not await self._arrivals.wait(key, left_s):
-                    return tiers
-            tiers.append(tier)
-        return tiers
+                    return tiers, reason
+            self.store.dram.hold(block)
+            held.append(block)
+        return tiers, reason
+
+    def _begin_climb(self, hashes: list[bytes], message: KvAcquire) -> tuple[list[TierName], str]:
+        """Where the leading run lies now; what lies in lower tiers begins to climb, as far as that is faster than computing it."""
+        tiers: list[TierName] = []
+        slow_ms = 0.0
+        for digest in hashes:
+            tier = self.store.find(digest, message.model_digest)
+            if tier is None:
+                if not self.store.under_way.is_expected(digest[:KEY_BYTES]):
+                    return tiers, ""
+                tiers.append("remote")
+                continue
+            tiers.append(tier.name)
+            if tier is self.store.dram:
+                continue
+            slow_ms += message.block_ms
+            if isinstance(tier, LowerTier) and message.block_ms and tier.estimate_s(self._block_bytes(tier, digest)) * 1000 > slow_ms:
+                return tiers[:-1], "slower_than_recompute"
+            if not message.wait_ms or not self._ladder.climb(digest[:KEY_BYTES]):
+                return tiers[:-1], ""
+        return tiers, ""
+
+    @staticmethod
+    def _block_bytes(tier: LowerTier, digest: bytes) -> int:
+        return tier.index.blocks[digest[:KEY_BYTES]].size_class.slot_bytes
 
     async def _release(self, message: KvRelease) -> KvReleaseReply:
         return KvReleaseReply(self.store.release(message))
 
     async def _prefetch(self, message: KvPrefetch) -> KvLookupReply:
+        keys = split(message.block_keys, KEY_BYTES)
         if message.under_way:
-            self._announce(split(message.block_keys, KEY_BYTES))
-        return KvLookupReply(0, [])
+            self._announce(keys)
+            return KvLookupReply(0, [])
+        num_begun = self._ladder.prefetch(keys)
+        missing = [key for key in keys if not any(key in tier.index.blocks for tier in self.store.tiers)]
+        if missing and message.sources and self._peers is not None:
+            self._run(self._peers.fetch(message.sources, message.model_digest, missing), "fetch")
+        return KvLookupReply(num_begun, [])
 
     def _announce(self, keys: list[bytes]) -> None:
         held = self.store.dram.index.blocks

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from services.kvstore.leases import LEASE_TTL_S, PIN_TTL_S, Lease, Leases, Pins
-from services.kvstore.tiers.base import Tier
+from services.kvstore.tiers.base import LowerTier, Tier
 from services.kvstore.tiers.dram import DramTier
 from services.kvstore.tiers.index import Block
 from services.kvstore.under_way import UnderWay
@@ -46,7 +46,7 @@ class BlockStore:
     def __init__(
         self,
         dram: DramTier,
-        lower: list[Tier],
+        lower: list[LowerTier],
         *,
         monotonic: Callable[[], float],
         is_writer_gone: Callable[[str], bool],

@@ -20,6 +20,8 @@ import xxhash
 
 HEADER_BYTES = 2048
 ALIGNMENT = 4096
+OWNED_BYTES = 12
+"""Generation and state: of the slot, not of the block in it."""
 MAX_TOKENS = (HEADER_BYTES - 256) // 4
 
 _TOKENS_AT = 256

@@ -94,6 +94,8 @@ class KvAcquire(msgspec.Struct, frozen=True, array_like=True, tag="acquire"):
     wait_ms: Annotated[float, msgspec.Meta(ge=0, le=60_000)] = 0.0
     """Wait at most so long for blocks that are under way from another host or tier."""
     request_id: str = ""
+    block_ms: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """What computing one of these blocks takes the worker, as it measured; 0: unknown. A slower tier is then not loaded from."""
 
 
 class KvAcquireReply(msgspec.Struct, frozen=True, array_like=True, tag="acquire_reply"):

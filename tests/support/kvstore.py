@@ -11,6 +11,7 @@ import numpy as np
 
 from services.kvstore.config import KvStoreConfig
 from services.kvstore.events import KvEvents
+from services.kvstore.ladder import Ladder
 from services.kvstore.open_store import open_store
 from services.kvstore.store import BlockStore
 from shared.kv import slot
@@ -85,7 +86,8 @@ class Store:
         config = KvStoreConfig(kv_dir=directory, kv_dram=num_bytes, kv_policy=policy, **settings)  # type: ignore[arg-type]
         self.store: BlockStore
         self.events: KvEvents
-        self.store, self.events = open_store(config, self.clock, lambda name, amount: self.counts.update({name: amount}))
+        self.ladder: Ladder
+        self.store, self.events, self.ladder = open_store(config, self.clock, lambda name, amount: self.counts.update({name: amount}))
         self.locks: dict[str, WriterLock] = {}
 
     def join(self, worker: str = WORKER) -> None:

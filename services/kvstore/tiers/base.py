@@ -43,10 +43,6 @@ class Tier(ABC):
         self._tenant_bytes: Counter[str] = Counter()
 
     @abstractmethod
-    async def load(self, block: Block, into: memoryview) -> bool:
-        """Copy the slot of a held block (header and payload, `slot_bytes` long) into `into` and verify it. False: drop the block."""
-
-    @abstractmethod
     def close(self) -> None:
         """Let go of the file. What it holds stays. Idempotent."""
 
@@ -202,3 +198,29 @@ class Tier(ABC):
             assert len(set(used)) == len(used)
             assert not set(used) & set(size_class.free)
             assert len(set(size_class.free)) == len(size_class.free)
+
+
+class LowerTier(Tier):
+    """A tier below the arena: the store moves blocks between it and arena slots, which have the same form."""
+
+    deadline_s: float
+    """No caller is kept waiting longer for one block."""
+
+    @abstractmethod
+    async def save(self, upper: Block, image: memoryview) -> bool:
+        """Keep a copy of a block of the arena, whose slot `image` the caller holds until this returns. False: not now, or there already."""
+
+    @abstractmethod
+    async def load(self, block: Block, into: memoryview) -> bool:
+        """Fill an arena slot (but for generation and state) with a block that is held here, and verify it.
+
+        False: it could not be read; if it was damaged, it is dropped with its descendants. `into` is untouched once this returns.
+        """
+
+    @abstractmethod
+    def estimate_s(self, num_bytes: int) -> float:
+        """How long `num_bytes` would take to load from now, by what was measured and what is queued; 0 while unknown."""
+
+    @abstractmethod
+    async def settle(self) -> None:
+        """Make what was decided last, now and then."""

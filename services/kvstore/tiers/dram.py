@@ -130,16 +130,16 @@ class DramTier(Tier):
         else:
             self.abandon(block)
 
-    def _save_extent(self, extent: Extent, in_use: bool) -> None:
+    def _save_extent(self, extent: Extent, in_use: bool) -> bool:
         if in_use:
             for offset in self.segments.slots_of(extent):
                 slot.write_state(self.memory, offset, self._serial(), SlotState.FREE)
         self.arena.save_extent(extent, in_use=in_use)
+        return True
 
-    async def load(self, block: Block, into: memoryview) -> bool:
-        size = block.size_class.slot_bytes
-        into[:size] = self.memory[block.offset : block.offset + size]
-        return slot.is_sealed(into, 0)
+    def image(self, block: Block) -> memoryview:
+        """The block's whole slot, in place."""
+        return self.memory[block.offset : block.offset + block.size_class.slot_bytes]
 
     def slots(self) -> Iterator[tuple[int, SlotState]]:
         """For tests: every slot and its state."""

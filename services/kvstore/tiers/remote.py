@@ -85,6 +85,19 @@ class Peers:
         self._telemetry.count("kv_push_blocks", num_taken, outcome="sent")
         self._telemetry.count("kv_push_bytes", num_bytes)
 
+    async def fetch(self, hosts: list[HostId], model_digest: bytes, keys: list[bytes]) -> None:
+        """Get what can be had of these blocks ahead of their use, from the first host that gives any. Announced, so that acquires wait."""
+        self._store.under_way.announce(keys)
+        for host in hosts:
+            try:
+                if await self.pull(host, model_digest, keys):
+                    break
+            except (SlipstreamError, TimeoutError) as error:
+                _log.info("nothing was fetched from host %s: %s", host, error or type(error).__name__)
+        for key in keys:
+            if not self._store.under_way.is_written(key):
+                self._store.under_way.end(key)
+
     async def pull(self, host: HostId, model_digest: bytes, keys: list[bytes]) -> int:
         """Fetch what `host` holds of these; returns blocks taken. Raises TransferFailed or PeerRefused."""
         channel = await self._connect(host)
