@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -115,10 +116,9 @@ class Fleet:
 
     async def _relist_often(self, bucket: Bucket) -> None:
         while True:
-            try:
-                await asyncio.wait_for(self._relist.wait(), RELIST_S)
-            except TimeoutError:
-                pass
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RELIST_S):  # not wait_for: in Python 3.11 it may swallow a cancellation
+                    await self._relist.wait()
             self._relist.clear()
             try:
                 await self._list(bucket)
