@@ -17,21 +17,27 @@ from shared.errors import EnvironmentFault
 SHARED_MEMORY = Path("/dev/shm")
 
 
-def prepare_place(options: UpOptions, root: Path) -> tuple[Run, Place]:
-    """Check the machine, then make the run's folder. EnvironmentFault for what is in the way; nothing is left behind then."""
-    http_port = 0
-    if "gateway" in options.roles:
-        http_port = options.port or free_port(options.host)
-        check_port(options.host, http_port, flag="--port")
-    arena_parent = Path(os.environ.get("SS_KV_DIR", SHARED_MEMORY))
-    if "kvstore" in options.roles:
-        remove_stale_arenas(arena_parent, root)
-        check_shared_memory(arena_parent, options.hosts, options.kv_dram)
+def choose_http_port(options: UpOptions) -> int:
+    """The gateway's port: kept for the run, so that the address once printed stays true. EnvironmentFault if it is taken."""
+    port = options.port or free_port(options.host)
+    check_port(options.host, port, flag="--port")
+    return port
+
+
+def check_arenas(options: UpOptions, root: Path) -> None:
+    """Room for the arenas on tmpfs, after those of runs that died without cleaning up are gone."""
+    parent = _arena_parent()
+    remove_stale_arenas(parent, root)
+    check_shared_memory(parent, options.hosts, options.kv_dram)
+
+
+def prepare_place(options: UpOptions, root: Path, http_port: int) -> tuple[Run, Place]:
+    """Make the run's folder, its arenas' folders, the cluster secret. EnvironmentFault for what is in the way."""
     joined = find_run(root) if options.is_joining and not options.nats_url else None
     folder = create_run_folder(root)
     secret_file = joined.cluster_secret_file if joined else None
     secret_file = secret_file or _cluster_secret(root)
-    kv_dir, num_hosts = _arenas(arena_parent, options, joined)
+    kv_dir, num_hosts = _arenas(_arena_parent(), options, joined)
     pid = os.getpid()
     started = process_start(pid)
     assert started is not None
@@ -58,6 +64,10 @@ def prepare_place(options: UpOptions, root: Path) -> tuple[Run, Place]:
         joined=joined,
     )
     return run, place
+
+
+def _arena_parent() -> Path:
+    return Path(os.environ.get("SS_KV_DIR", SHARED_MEMORY))
 
 
 def _arenas(parent: Path, options: UpOptions, joined: Run | None) -> tuple[Path | None, int]:

@@ -20,7 +20,7 @@ from services.console.broker import prepare_broker
 from services.console.fleet_view import taken_numbers
 from services.console.model_phase import fetch_model
 from services.console.options import UpOptions, parse_options
-from services.console.place import prepare_place
+from services.console.place import check_arenas, choose_http_port, prepare_place
 from services.console.run_folder import Run, state_dir, write_run
 from services.console.selftest import self_test
 from services.console.supervisor import ChildFault, Supervisor
@@ -71,10 +71,15 @@ class Up:
 
     async def _start(self) -> None:
         options = self._options
-        with self._phase("checks"):
-            root = state_dir(options.state_dir)
-            self._run, place = prepare_place(options, root)
-            self._write_run()
+        root, http_port = state_dir(options.state_dir), 0
+        if "gateway" in options.roles:
+            with self._phase("gateway"):
+                http_port = choose_http_port(options)
+        if "kvstore" in options.roles:
+            with self._phase("kvstore"):
+                check_arenas(options, root)
+        self._run, place = prepare_place(options, root, http_port)
+        self._write_run()
         self._supervisor = Supervisor(self._board, place.folder, self._write_run)
         if options.num_workers:
             with self._phase("model"):
@@ -97,7 +102,15 @@ class Up:
         if broker.spec:
             await self._supervisor.start([broker.spec])
         user, password_file = broker.users.get("console", ("", None))
-        self._update(nats_url=broker.url, nats_user=user, nats_password_file=password_file, nats_creds=broker.creds)
+        client, client_password_file = broker.users.get("client", ("", None))
+        self._update(
+            nats_url=broker.url,
+            nats_user=user,
+            nats_password_file=password_file,
+            nats_client_user=client,
+            nats_client_password_file=client_password_file,
+            nats_creds=broker.creds,
+        )
         assert self._run
         numbers = await taken_numbers(self._run, provision=not self._options.is_joining)
         if not broker.spec:
