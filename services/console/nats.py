@@ -17,8 +17,14 @@ from services.console.fleet_view import visit
 from services.console.run_folder import Run, find_run, state_dir
 from services.console.terminal import Terminal, age_text, table
 from shared.bus.base import Bus, Message
+from shared.bus.permissions import USERS, render_server_config
 from shared.errors import BusTimeout, NoResponders, SlipstreamError
+from shared.messages.subjects import Subjects
 
+_CONFIG_HEAD = """\
+# Made by `slipstream nats config`: one user a service, allow lists only. Each password is an environment variable of nats-server,
+# SS_NATS_PASSWORD_<USER>; the service is told the same by SS_NATS_USER and SS_NATS_PASSWORD_FILE.
+"""
 _STALL_S = 0.5
 """Silence after which no more answers are expected."""
 
@@ -26,6 +32,9 @@ _STALL_S = 0.5
 def run(argv: Sequence[str]) -> int:
     """The command. Exit 1 if nobody answers."""
     options = _parser().parse_args(argv)
+    if options.verb == "config":
+        sys.stdout.write(server_config(options.namespace, options.store_dir))
+        return 0
     stack = find_run(state_dir(options.state_dir))
     if options.verb == "url":
         sys.stdout.write(url_with_user(stack) + "\n")
@@ -54,6 +63,15 @@ def _parser() -> argparse.ArgumentParser:
     request.add_argument("body", nargs="?", default="", help="- reads it from stdin")
     request.add_argument("--timeout", type=float, default=60.0, metavar="S", help="silence that ends the wait (default 60)")
     return parser
+
+
+def server_config(namespace: str, store_dir: str) -> str:
+    """A nats-server's configuration that reads the passwords SS_NATS_PASSWORD_<USER> from the server's environment."""
+    passwords = {user: f"$SS_NATS_PASSWORD_{user.upper()}" for user in USERS}
+    subjects = Subjects(namespace)
+    return _CONFIG_HEAD + render_server_config(
+        subjects=subjects, passwords=passwords, store_dir=store_dir, host="0.0.0.0", monitoring_port=8222, monitoring_host="0.0.0.0"
+    )
 
 
 def url_with_user(stack: Run) -> str:
