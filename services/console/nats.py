@@ -51,6 +51,9 @@ def _parser() -> argparse.ArgumentParser:
     common.add_argument("--json", action="store_true", help="the answers as they are, a line each")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     verbs.add_parser("url", parents=[common], help="the address with the client's user and password, for your own program")
+    config = verbs.add_parser("config", help="a configuration for your own nats-server: one user a service, passwords from its environment")
+    config.add_argument("--namespace", default="ss")
+    config.add_argument("--store-dir", default="/data", help="where JetStream keeps its streams (default /data)")
     for verb, text in (
         ("ls", "list services"),
         ("ping", "measure the way there"),
@@ -80,7 +83,7 @@ def url_with_user(stack: Run) -> str:
     parts = urlsplit(stack.nats_url)
     if stack.nats_client_password_file:
         password = stack.nats_client_password_file.read_text().strip()
-    login = f"{quote(user)}:{quote(password)}@" if user else ""
+    login = f"{quote(user, safe='')}:{quote(password, safe='')}@" if user else ""
     return f"{parts.scheme}://{login}{parts.netloc}"
 
 
