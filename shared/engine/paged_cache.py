@@ -78,6 +78,11 @@ class PagedKvCache:
                 np.copyto(staged, np.frombuffer(buffer, dtype=np.uint8))
             self._bytes[torch.tensor(ids, device=self.pool.device)] = self._staged(len(ids)).to(self.pool.device)
 
+    def free(self) -> None:
+        """Give the memory back; nothing else may be called afterwards."""
+        self.pool = self.block_rows = self.token_rows = self._bytes = self.pool.new_empty(0)
+        self._host = self._staging = None
+
     @property
     def _staging_blocks(self) -> int:
         assert self._staging is not None, "only a GPU is staged"

@@ -91,7 +91,7 @@ class TorchEngine(Engine):
         self._cache.pool.zero_()
 
     def close(self) -> None:
-        self._cache.pool = self._cache.pool.new_empty(0)
+        self._cache.free()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
