@@ -8,7 +8,7 @@ from pathlib import Path
 
 from services.console.board import Board
 from services.console.options import UpOptions
-from services.console.terminal import home_text
+from services.console.terminal import size_text
 from services.console.threads import in_daemon_thread
 from shared.config import read_config
 from shared.engine.config import EngineConfig
@@ -27,7 +27,8 @@ async def fetch_model(options: UpOptions, board: Board) -> None:
         loop.call_soon_threadsafe(board.progress, "model", text, fraction)
 
     folder = await in_daemon_thread(lambda: resolve_model(options.model, cache_dir, report))
-    board.done("model", f"{folder.name} · {home_text(folder.path)}")
+    weight_bytes = sum((folder.path / name).stat().st_size for name in folder.weight_files)
+    board.done("model", f"{folder.name} · {folder.architecture.family} · {size_text(weight_bytes)} of weights")
 
 
 def _check_name(model: str, cache_dir: Path) -> None:

@@ -158,10 +158,12 @@ class Up:
         self._board.close()
         began_s = time.monotonic()
         if self._supervisor and self._supervisor.pids:
-            if self._stop.is_set():
+            was_asked = self._stop.is_set()
+            if was_asked:
                 self._terminal.say("\nDraining; Ctrl-C again kills")
             await self._supervisor.drain(DRAIN_S)
-            self._terminal.say(f"Stopped in {time.monotonic() - began_s:.1f} s")
+            if was_asked:
+                self._terminal.say(f"Stopped in {time.monotonic() - began_s:.1f} s")
         if self._run:
             self._update(state="stopped", pid=0)
             if self._run.kv_dir:

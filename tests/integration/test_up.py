@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from loadtest.local_stack import LocalStack
+from services.console.__main__ import main
 from services.console.broker import find_server
 from services.console.preflight import free_port
 from shared.engine.model.loader import KNOWN_MODELS
-from tests.support.stack import SIM, checked_stack, clean
+from tests.support.stack import SIM, checked_stack, clean, status_of
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -180,3 +181,19 @@ def test_a_second_signal_kills(tmp_path: Path) -> None:
     stack.process.send_signal(signal.SIGINT)
     assert stack.process.wait(20) == 130
     shutil.rmtree(tmp_path)
+
+
+def test_workers_join_a_running_stack_and_down_stops_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stack = LocalStack(tmp_path, *SIM)
+    stack.wait_ready()
+    guest = LocalStack(tmp_path, "--only", "decode", "--device", "sim")
+    guest.wait_ready()
+    assert list(guest.describe()["services"]) == ["decode-1"]
+    decode = {service["name"]: service for service in status_of(stack, capsys)["services"] if service["role"] == "decode"}
+    assert decode["decode-0"]["host"] == decode["decode-1"]["host"], "the guest maps the arena of the stack"
+    assert main(["down", "--state-dir", str(tmp_path)]) == 0
+    assert (guest.process.wait(10), stack.process.wait(10)) == (0, 0)
+    shown = capsys.readouterr().out
+    assert shown.count("✔ stopped") == 2
+    assert main(["down", "--state-dir", str(tmp_path)]) == 0
+    assert "nothing is running" in capsys.readouterr().out
