@@ -1,4 +1,7 @@
-"""ARC, adaptive replacement (Megiddo and Modha, FAST 2003): two LRU queues and their ghosts share the room by what would have hit."""
+"""ARC: recency and frequency share the room, and ghosts say which of the two should have had more.
+
+Megiddo and Modha, "ARC: a self-tuning, low overhead replacement cache", FAST 2003; the names t1, t2, b1, b2 and p are the paper's.
+"""
 
 from __future__ import annotations
 
@@ -8,86 +11,94 @@ from services.kvstore.policies.base import Capacity, K, Policy
 
 
 class Arc(Policy[K]):
-    """`once` and `often` (T1, T2) hold keys used once and more often; `once_ghosts` and `often_ghosts` (B1, B2) remember what they gave up.
-
-    A miss that is a ghost of `once` says that `once` was too small, one of `often` the opposite: `target` (p), what `once` should have,
-    follows.
-    """
+    """t1: used once lately; t2: used again; b1, b2: keys that left them. p: the size that t1 should have."""
 
     name = "arc"
 
     def __init__(self, capacity: Capacity) -> None:
         super().__init__(capacity)
-        self._once: OrderedDict[K, None] = OrderedDict()
-        self._often: OrderedDict[K, None] = OrderedDict()
-        self._once_ghosts: OrderedDict[K, None] = OrderedDict()
-        self._often_ghosts: OrderedDict[K, None] = OrderedDict()
-        self._target = 0.0
-        self._adapted_for: K | None = None
-        """The missed ghost that has moved the target already: one miss may evict several times."""
+        self._t1: OrderedDict[K, None] = OrderedDict()
+        self._t2: OrderedDict[K, None] = OrderedDict()
+        self._b1: OrderedDict[K, None] = OrderedDict()
+        self._b2: OrderedDict[K, None] = OrderedDict()
+        self._p = 0.0
+        self._returning: K | None = None
+        """The missed key that was a ghost: it goes to t2 when it is admitted."""
+        self._returning_from_b2 = False
+        self._parked: dict[K, bool] = {}
+        """Whether it came out of t1."""
+        self._last_was_t1 = False
 
     def admit(self, key: K, cost: float = 1.0) -> None:
-        self._adapt(key)
-        self._adapted_for = None
-        was_ghost = key in self._once_ghosts or key in self._often_ghosts
-        self._once_ghosts.pop(key, None)
-        self._often_ghosts.pop(key, None)
-        (self._often if was_ghost else self._once)[key] = None
+        self._notice(key)
+        if key == self._returning:
+            self._t2[key] = None
+        else:
+            self._t1[key] = None
+        self._returning = None
+        self._trim(self.capacity())
 
     def access(self, key: K) -> None:
-        self._once.pop(key, None)
-        self._often[key] = None
-        self._often.move_to_end(key)
+        if key in self._t1:
+            del self._t1[key]
+            self._t2[key] = None
+        else:
+            self._t2.move_to_end(key)
 
     def evict(self, incoming: K | None = None) -> K:
-        if not self._once and not self._often:
+        if not self._t1 and not self._t2:
             raise KeyError("nothing is held")
-        if incoming is not None and (incoming in self._once_ghosts or incoming in self._often_ghosts):
-            self._adapt(incoming)
-            return self._replace(is_often_ghost=incoming in self._often_ghosts)
-        if len(self._once) + len(self._once_ghosts) >= self.capacity():
-            if not self._once_ghosts:
-                return self._once.popitem(last=False)[0]  # once alone fills the room: its oldest leaves no ghost
-            self._once_ghosts.popitem(last=False)
-        elif self._num_remembered >= 2 * self.capacity() and self._often_ghosts:
-            self._often_ghosts.popitem(last=False)
-        return self._replace(is_often_ghost=False)
+        if incoming is not None:
+            self._notice(incoming)
+        is_new = self._returning is None
+        if is_new and len(self._t1) >= self.capacity():
+            self._last_was_t1 = True
+            return self._t1.popitem(last=False)[0]  # b1 is empty: there is no room for a ghost either
+        if is_new and self._b1 and len(self._t1) + len(self._b1) >= self.capacity():
+            self._b1.popitem(last=False)
+        return self._replace()
+
+    def _notice(self, key: K) -> None:
+        """A miss: if the key is a ghost, learn from it, once."""
+        if key in self._b1:
+            self._p = min(self._p + max(len(self._b2) / len(self._b1), 1.0), float(self.capacity()))
+            del self._b1[key]
+            self._returning, self._returning_from_b2 = key, False
+        elif key in self._b2:
+            self._p = max(self._p - max(len(self._b1) / len(self._b2), 1.0), 0.0)
+            del self._b2[key]
+            self._returning, self._returning_from_b2 = key, True
+        elif key != self._returning:
+            self._returning = None
+
+    def _replace(self) -> K:
+        size = len(self._t1)
+        from_b2 = self._returning is not None and self._returning_from_b2
+        self._last_was_t1 = bool(size) and (size > self._p or (from_b2 and size == int(self._p)) or not self._t2)
+        queue, ghosts = (self._t1, self._b1) if self._last_was_t1 else (self._t2, self._b2)
+        key, _ = queue.popitem(last=False)
+        ghosts[key] = None
+        return key
+
+    def _trim(self, capacity: int) -> None:
+        """Ghosts and held keys together are at most twice the capacity."""
+        while self._b1 and len(self._t1) + len(self._b1) > capacity:
+            self._b1.popitem(last=False)
+        while self._b2 and len(self) + len(self._b1) + len(self._b2) > 2 * capacity:
+            self._b2.popitem(last=False)
+
+    def park(self, key: K) -> None:
+        self._b1.pop(key, None)
+        self._b2.pop(key, None)
+        self._parked[key] = self._last_was_t1
 
     def put_back(self, key: K) -> None:
-        """To the head of `once`. A ghost no longer."""
-        self._once_ghosts.pop(key, None)
-        self._often_ghosts.pop(key, None)
-        self._once[key] = None
-        self._once.move_to_end(key, last=False)
+        queue = self._t1 if self._parked.pop(key) else self._t2
+        queue[key] = None
+        queue.move_to_end(key, last=False)
 
     def discard(self, key: K) -> None:
-        queue = self._once if key in self._once else self._often
-        del queue[key]
+        del (self._t1 if key in self._t1 else self._t2)[key]
 
     def __len__(self) -> int:
-        return len(self._once) + len(self._often)
-
-    @property
-    def _num_remembered(self) -> int:
-        return len(self) + len(self._once_ghosts) + len(self._often_ghosts)
-
-    def _adapt(self, key: K) -> None:
-        if key == self._adapted_for:
-            return
-        if key in self._once_ghosts:
-            step = max(len(self._often_ghosts) / len(self._once_ghosts), 1.0)
-            self._target = min(self._target + step, float(self.capacity()))
-        elif key in self._often_ghosts:
-            step = max(len(self._once_ghosts) / len(self._often_ghosts), 1.0)
-            self._target = max(self._target - step, 0.0)
-        self._adapted_for = key
-
-    def _replace(self, *, is_often_ghost: bool) -> K:
-        size = len(self._once)
-        if size and (size > self._target or (is_often_ghost and size == int(self._target)) or not self._often):
-            key, _ = self._once.popitem(last=False)
-            self._once_ghosts[key] = None
-        else:
-            key, _ = self._often.popitem(last=False)
-            self._often_ghosts[key] = None
-        return key
+        return len(self._t1) + len(self._t2)

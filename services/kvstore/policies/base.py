@@ -39,8 +39,12 @@ class Policy(ABC, Generic[K]):
         """Take out the key that goes first. `incoming`: the missed key that needs the room. Raises KeyError if nothing is held."""
 
     @abstractmethod
+    def park(self, key: K) -> None:
+        """The key that `evict` just returned cannot go yet: it is neither held nor gone until `put_back`."""
+
+    @abstractmethod
     def put_back(self, key: K) -> None:
-        """A key that `evict` returned could not go: hold it again, as the next to go of those with its standing."""
+        """Hold a parked key again, as the next to go."""
 
     @abstractmethod
     def discard(self, key: K) -> None:

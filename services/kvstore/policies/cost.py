@@ -1,61 +1,77 @@
-"""The cheapest to compute again goes first, with ageing (GreedyDual, Young 1994; Cao and Irani, USITS 1997)."""
+"""What is cheap to compute again goes first: GreedyDual over recompute cost per byte, with costs rounded to a few classes.
+
+A key's worth is its cost plus the inflation at its last use; the inflation is the worth of the last key that went. Within a class of equal
+cost, worth grows with the time of use, so each class is a plain queue and the cheapest key is at the head of one of them: O(1).
+Cherkasova, "Improving WWW proxies performance with greedy-dual-size-frequency", HP Labs 1998; Ghandeharizadeh et al., "CAMP", 2014.
+"""
 
 from __future__ import annotations
 
-import heapq
-from itertools import count
+import math
+from collections import OrderedDict
 
 from services.kvstore.policies.base import Capacity, K, Policy
 
+_CLASSES_PER_DOUBLING = 2
+
 
 class Cost(Policy[K]):
-    """A key's credit is what it costs to compute again plus the credit of the last one that went, renewed by each use.
-
-    So a dear block outlives cheap ones, but not for ever. A heap with lazy deletion: O(log n), a few µs at a million blocks.
-    """
+    """Queues by rounded cost; each maps a key to its worth."""
 
     name = "cost"
 
     def __init__(self, capacity: Capacity) -> None:
         super().__init__(capacity)
-        self._costs: dict[K, float] = {}
-        self._entries: dict[K, int] = {}
-        """Key → the number of its valid heap entry."""
-        self._heap: list[tuple[float, int, K]] = []
-        self._number = count()
-        self._age = 0.0
+        self._queues: dict[int, OrderedDict[K, float]] = {}
+        self._class: dict[K, int] = {}
+        self._inflation = 0.0
+        self._last: tuple[int, float] = (0, 0.0)
+        self._parked: dict[K, tuple[int, float]] = {}
 
     def admit(self, key: K, cost: float = 1.0) -> None:
-        self._costs[key] = cost
-        self._push(key, self._age + cost)
+        self._use(key, round(_CLASSES_PER_DOUBLING * math.log2(max(cost, 1e-9))))
 
     def access(self, key: K) -> None:
-        self._push(key, self._age + self._costs[key])
+        self._use(key, self._take(key)[0])
+
+    def _use(self, key: K, cost_class: int) -> None:
+        self._class[key] = cost_class
+        self._queues.setdefault(cost_class, OrderedDict())[key] = self._inflation + 2.0 ** (cost_class / _CLASSES_PER_DOUBLING)
+
+    def _take(self, key: K) -> tuple[int, float]:
+        cost_class = self._class.pop(key)
+        queue = self._queues[cost_class]
+        worth = queue.pop(key)
+        if not queue:
+            del self._queues[cost_class]
+        return cost_class, worth
 
     def evict(self, incoming: K | None = None) -> K:
-        while self._heap:
-            credit, number, key = heapq.heappop(self._heap)
-            if self._entries.get(key) == number:
-                self._age = max(self._age, credit)
-                self.discard(key)
-                return key
-        raise KeyError("nothing is held")
+        if not self._queues:
+            raise KeyError("nothing is held")
+        worth, _, key = min(
+            ((next(iter(queue.values())), cost_class, next(iter(queue))) for cost_class, queue in self._queues.items()), key=_worth
+        )
+        self._inflation = max(self._inflation, worth)
+        self._last = self._take(key)
+        return key
+
+    def park(self, key: K) -> None:
+        self._parked[key] = self._last
 
     def put_back(self, key: K) -> None:
-        """With the credit of the last one that went: the next to go. Its cost is learned again when it is admitted again."""
-        self._costs[key] = 1.0
-        self._push(key, -1.0)
+        cost_class, worth = self._parked.pop(key)
+        self._class[key] = cost_class
+        queue = self._queues.setdefault(cost_class, OrderedDict())
+        queue[key] = worth
+        queue.move_to_end(key, last=False)
 
     def discard(self, key: K) -> None:
-        del self._costs[key]
-        del self._entries[key]
+        self._take(key)
 
     def __len__(self) -> int:
-        return len(self._costs)
+        return len(self._class)
 
-    def _push(self, key: K, credit: float) -> None:
-        number = self._entries[key] = next(self._number)
-        heapq.heappush(self._heap, (credit, number, key))
-        if len(self._heap) > 4 * len(self._entries) + 64:
-            self._heap = [entry for entry in self._heap if self._entries.get(entry[2]) == entry[1]]
-            heapq.heapify(self._heap)
+
+def _worth(head: tuple[float, int, object]) -> tuple[float, int]:
+    return head[:2]

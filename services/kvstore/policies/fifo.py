@@ -7,9 +7,10 @@ from services.kvstore.policies.lru import Lru
 
 
 class Fifo(Lru[K]):
-    """LRU's queue, in which a use moves nothing."""
+    """One queue; a use changes nothing."""
 
     name = "fifo"
 
     def access(self, key: K) -> None:
-        assert key in self._queue
+        if key not in self._queue:
+            raise KeyError(key)

@@ -25,6 +25,9 @@ class Lru(Policy[K]):
     def evict(self, incoming: K | None = None) -> K:
         return self._queue.popitem(last=False)[0]
 
+    def park(self, key: K) -> None:
+        """Nothing to remember: it goes back to the front."""
+
     def put_back(self, key: K) -> None:
         self._queue[key] = None
         self._queue.move_to_end(key, last=False)

@@ -136,10 +136,11 @@ class TierIndex:
         order.reverse()
         for one in order:
             self._take_out(one)
-            if not one.is_parked:
-                assert one.share is not None
-                one.share.policy.discard(one.key)
-            one.is_parked = False
+            assert one.share is not None
+            if one.is_parked:
+                one.is_parked = False
+                one.share.policy.put_back(one.key)
+            one.share.policy.discard(one.key)
         return order
 
     # -- eviction ---------------------------------------------------------------------------------------------------
@@ -151,6 +152,7 @@ class TierIndex:
                 self._take_out(block)
                 return block
             block.is_parked = True
+            share.policy.park(block.key)
         return None
 
     def _share(self, block: Block) -> Share:
