@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,8 +16,6 @@ from shared.messages.subjects import Subjects
 from tests.support.nats import NatsServer, connect_to, delete_streams
 
 _numbers = itertools.count()
-
-MakeBus = Callable[[], Awaitable[Bus]]
 
 
 @pytest.fixture(scope="session")
@@ -49,27 +47,43 @@ def subjects(namespace: str) -> Subjects:
     return Subjects(namespace)
 
 
-@pytest.fixture(params=["memory", "nats"])
-async def make_bus(request: pytest.FixtureRequest, subjects: Subjects) -> AsyncIterator[MakeBus]:
-    """Makes buses of one broker, one for each process that the test plays. Streams and buckets are there; all is closed at the end."""
-    buses: list[Bus] = []
-    broker = MemoryBroker()
-    server = request.getfixturevalue("nats_server") if request.param == "nats" else None
+class Buses:
+    """Buses of one broker, one for each process that a test plays: `await buses()`. `kind` is memory or nats."""
 
-    async def make() -> Bus:
-        bus = MemoryBus(broker) if server is None else await connect_to(server.url, subjects.namespace)
-        buses.append(bus)
+    def __init__(self, subjects: Subjects, server: NatsServer | None) -> None:
+        self.kind = "memory" if server is None else "nats"
+        self._subjects = subjects
+        self._server = server
+        self._broker = MemoryBroker()
+        self._made: list[Bus] = []
+
+    async def __call__(self) -> Bus:
+        bus = MemoryBus(self._broker) if self._server is None else await connect_to(self._server.url, self._subjects.namespace)
+        self._made.append(bus)
         return bus
 
-    await provision(await make(), subjects)
-    yield make
-    for bus in buses:
-        await bus.close()
-    if server is not None:
-        await delete_streams(server.url, subjects.namespace)
+    async def wipe(self) -> None:
+        """Streams, durables and buckets of the namespace are gone."""
+        self._broker.wipe()
+        if self._server is not None:
+            await delete_streams(self._server.url, self._subjects.namespace)
+
+    async def close(self) -> None:
+        for bus in self._made:
+            await bus.close()
+        await self.wipe()
+
+
+@pytest.fixture(params=["memory", "nats"])
+async def make_bus(request: pytest.FixtureRequest, subjects: Subjects) -> AsyncIterator[Buses]:
+    """Makes buses over memory and over NATS. Streams and buckets are there; all is closed and deleted at the end."""
+    buses = Buses(subjects, request.getfixturevalue("nats_server") if request.param == "nats" else None)
+    await provision(await buses(), subjects)
+    yield buses
+    await buses.close()
 
 
 @pytest.fixture
-async def bus(make_bus: MakeBus) -> Bus:
+async def bus(make_bus: Buses) -> Bus:
     """A bus, over memory and over NATS."""
     return await make_bus()

@@ -222,9 +222,8 @@ class Bus(ABC):
         """
 
     @abstractmethod
-    async def subscribe(
-        self, subject: str, *, queue: str = "", max_messages: int = 65_536, max_bytes: int = 64 * 2**20
-    ) -> Subscription: ...
+    async def subscribe(self, subject: str, *, queue: str = "", max_messages: int = 65_536, max_bytes: int = 64 * 2**20) -> Subscription:
+        """Listen; when this returns, the server knows. Raises PermissionDenied."""
 
     @abstractmethod
     async def serve(self, subject: str, handler: Handler, *, queue: str = "", concurrency: int = 256) -> Subscription:
@@ -238,7 +237,7 @@ class Bus(ABC):
     async def enqueue(self, subject: str, payload: bytes, *, msg_id: str, headers: Headers | None = None) -> bool:
         """Publish to the stream behind `subject` and wait until it is stored; retried with the same id. False: it was there already.
 
-        Raises QueueFull, or BusTimeout when it could not be stored within 5 s.
+        Raises QueueFull; BusTimeout when it could not be stored within 5 s; StreamMissing if no stream of ours stores the subject.
         """
 
     @abstractmethod

@@ -11,7 +11,7 @@ import msgspec
 from shared.bus.base import Headers, Message
 from shared.bus.requests import Requests
 from shared.bus.spec import ConsumerSpec, StreamSpec
-from shared.errors import BusError, BusTimeout, MalformedMessage, NoResponders, QueueFull, RevisionConflict, StreamMissing
+from shared.errors import BusError, MalformedMessage, QueueFull, RevisionConflict, StreamMissing
 
 API = "$JS.API"
 API_TIMEOUT_S = 5.0
@@ -96,23 +96,21 @@ class JetStream:
         reply = await self._requests.one(subject, payload, timeout_s=timeout_s, headers=headers)
         return _checked(reply, PubAck, subject)
 
-    async def is_enabled(self) -> bool:
-        """Whether this account has JetStream at all."""
+    async def check(self) -> None:
+        """Raises NoResponders or BusError if this account has no JetStream."""
+        await self._call("INFO", _Reply, "this account")
+
+    async def create_stream(self, spec: StreamSpec) -> bool:
+        """False: it exists with another configuration."""
         try:
-            await self._call("INFO", _Reply, "JetStream")
-        except (NoResponders, BusTimeout):
-            return False
-        except BusError:
+            await self._call(f"STREAM.CREATE.{spec.name}", _Reply, spec.name, _stream_config(spec))
+        except _InUse:
             return False
         return True
 
-    async def put_stream(self, spec: StreamSpec) -> None:
-        """Create, or update to `spec`."""
-        config = _stream_config(spec)
-        try:
-            await self._call(f"STREAM.CREATE.{spec.name}", _Reply, spec.name, config)
-        except _InUse:
-            await self._call(f"STREAM.UPDATE.{spec.name}", _Reply, spec.name, config)
+    async def update_stream(self, spec: StreamSpec) -> None:
+        """Change the limits of a stream. Raises StreamMissing."""
+        await self._call(f"STREAM.UPDATE.{spec.name}", _Reply, spec.name, _stream_config(spec))
 
     async def delete_stream(self, name: str) -> None:
         """Raises StreamMissing."""

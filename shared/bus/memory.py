@@ -14,7 +14,8 @@ from shared.bus.memory_stream import MemoryBucket, MemoryConsumer, MemoryStream
 from shared.bus.responder import Responder
 from shared.bus.spec import StreamSpec
 from shared.bus.streams import consumer_spec, dead_subject, spec_behind, spec_of_bucket, spec_of_stream, subject_matches
-from shared.errors import BusClosed, BusTimeout, LinkDown, NoResponders, PayloadTooLarge, StreamMissing
+from shared.bus.wire import check_size
+from shared.errors import BusClosed, BusTimeout, LinkDown, NoResponders
 
 MAX_MESSAGE_BYTES = 2**20 * 9 // 10
 NO_HEADERS: Headers = {}
@@ -207,10 +208,7 @@ class MemoryBus(Bus):
     async def enqueue(self, subject: str, payload: bytes, *, msg_id: str, headers: Headers | None = None) -> bool:
         self._check(payload, headers)
         await self._wait_connected(subject, 5.0)
-        try:
-            stream = self._broker.stream(spec_behind(subject).name)
-        except StreamMissing:
-            raise BusTimeout(subject, 5.0) from None
+        stream = self._broker.stream(spec_behind(subject).name)
         return stream.store(subject, payload, dict(_message(subject, payload, "", headers).headers), msg_id)
 
     async def consume(self, stream: str, durable: str, subject: str, *, window: int, max_deliver: int | None = None) -> Consumer:
@@ -265,6 +263,12 @@ class MemoryBus(Bus):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def check_link(self, subject: str) -> None:
+        """Raises LinkDown, BusClosed."""
+        self._check(b"", None)
+        if self._is_cut:
+            raise LinkDown(subject)
+
     async def _wait_connected(self, subject: str, timeout_s: float) -> None:
         deadline = asyncio.get_running_loop().time() + timeout_s
         while self._is_cut:
@@ -276,9 +280,7 @@ class MemoryBus(Bus):
     def _check(self, payload: bytes, headers: Headers | None) -> None:
         if self._is_closed:
             raise BusClosed("the bus is closed")
-        num_bytes = len(payload) + sum(len(name) + len(value) + 4 for name, value in (headers or {}).items())
-        if num_bytes > self.max_message_bytes:
-            raise PayloadTooLarge(num_bytes, self.max_message_bytes)
+        check_size(payload, headers, self.max_message_bytes)
 
     def _count_drop(self) -> None:
         self.counts["message_dropped"] += 1

@@ -27,6 +27,9 @@ class Link(Protocol):
     @property
     def is_connected(self) -> bool: ...
 
+    def check_link(self, subject: str) -> None:
+        """Raises LinkDown, BusClosed."""
+
 
 @dataclass(slots=True)
 class Stored:
@@ -221,7 +224,7 @@ class MemoryBucket(Bucket):
         return None if stored is None else self._entry(stored)
 
     async def put(self, key: str, value: bytes) -> int:
-        check_key(key)
+        self._check(key)
         return self._stream().put(self._prefix + key, value)
 
     async def create(self, key: str, value: bytes) -> int:
@@ -230,16 +233,18 @@ class MemoryBucket(Bucket):
         return await self.put(key, value)
 
     async def update(self, key: str, value: bytes, revision: int) -> int:
+        self._check(key)
         stored = self._stream().last(self._prefix + key)
         if (stored.sequence if stored else 0) != revision:
             raise RevisionConflict(key)
         return await self.put(key, value)
 
     async def delete(self, key: str) -> None:
-        check_key(key)
+        self._check(key)
         self._stream().put(self._prefix + key, None)
 
     async def entries(self) -> list[Entry]:
+        self._link.check_link(self._prefix)
         stream = self._stream()
         stream.expire()
         return [entry for entry in map(self._entry, list(stream.messages.values())) if entry.value is not None]
@@ -264,9 +269,13 @@ class MemoryBucket(Bucket):
 
     def _last(self, key: str) -> Stored | None:
         """The present value, not a mark of deletion."""
-        check_key(key)
+        self._check(key)
         stored = self._stream().last(self._prefix + key)
         return None if stored is None or stored.message.headers else stored
+
+    def _check(self, key: str) -> None:
+        check_key(key)
+        self._link.check_link(self._prefix + key)
 
     def _entry(self, stored: Stored) -> Entry:
         value = None if stored.message.headers else stored.message.payload

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import random
+import re
 import secrets
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +20,8 @@ from nats.aio.transport import TcpTransport
 from shared.bus.base import Headers, LinkClock, Message
 from shared.bus.nats_bus import NatsBus
 from shared.bus.start import START_S, inbox_prefix_of, open_bus
-from shared.bus.wire import Callback, Stop, Wire
+from shared.bus.watchdog import DEAF_S, Watchdog
+from shared.bus.wire import Callback, Stop, Wire, check_size
 from shared.config import ServiceConfig
 from shared.errors import (
     BusClosed,
@@ -29,23 +29,20 @@ from shared.errors import (
     BusTimeout,
     LinkDown,
     NoResponders,
-    PayloadTooLarge,
 )
 
 log = logging.getLogger(__name__)
 
-PING_S = 0.5
-"""How often the watchdog asks the server for a sign of life."""
-DEAF_S = 2.0
-"""Without an answer for so long the connection is cut and made anew."""
 PATIENCE_S = 1.5
 """Without an answer for so long the link clock stops (before anybody's lease, heard at most 1 s earlier, is 3 s old)."""
 CONNECT_S = 2.0
 CLOSE_S = 2.0
+LOG_AGAIN_S = 30.0
 MAX_UNSENT_BYTES = 4 * 2**20
 """What may wait for a server that does not read; beyond it messages are dropped."""
 
 NO_HEADERS: Headers = {}
+_DENIED = re.compile(r'violation for (publish|subscription) to "([^"]+)"')
 
 Translation = Callable[[str], BusError]
 
@@ -63,6 +60,10 @@ def _timeout(subject: str) -> BusError:
 
 
 _E = nats.errors
+_MISUSE = (
+    *(_E.BadSubjectError, _E.BadHeaderError, _E.BadSubscriptionError, _E.BadTimeoutError, _E.JsonParseError, _E.ProtocolError),
+    *(_E.InvalidCallbackTypeError, _E.ServerNotInPoolError, _E.NotJSMessageError, _E.MsgAlreadyAckdError),
+)
 TRANSLATIONS: dict[type[Exception], Translation] = {
     _E.TimeoutError: _timeout,
     _E.NoRespondersError: NoResponders,
@@ -79,16 +80,7 @@ TRANSLATIONS: dict[type[Exception], Translation] = {
     _E.SecureConnFailedError: _plain("TLS failed"),
     _E.MaxPayloadError: _plain("the message is larger than the server allows"),
     _E.SlowConsumerError: _plain("messages came faster than they were taken"),
-    _E.BadSubjectError: _plain("not a subject"),
-    _E.BadHeaderError: _plain("not a header name"),
-    _E.BadSubscriptionError: _plain("not subscribed"),
-    _E.BadTimeoutError: _plain("not a time-out"),
-    _E.JsonParseError: _plain("the server speaks another protocol"),
-    _E.ProtocolError: _plain("the server speaks another protocol"),
-    _E.InvalidCallbackTypeError: _plain("not a coroutine function"),
-    _E.ServerNotInPoolError: _plain("not a server of this cluster"),
-    _E.NotJSMessageError: _plain("not a message of a stream"),
-    _E.MsgAlreadyAckdError: _plain("acknowledged already"),
+    **dict.fromkeys(_MISUSE, _plain("the client refused")),
     nats.js.errors.Error: _plain("JetStream refused"),
     OSError: LinkDown,
 }
@@ -142,22 +134,16 @@ class Connection(Wire):
     """
 
     def __init__(self, inbox_prefix: str) -> None:
-        self.counts = Counter()
+        super().__init__()
         self.clock = LinkClock(time.monotonic, patience_s=PATIENCE_S)
         self.inbox = f"{inbox_prefix}.{secrets.token_hex(8)}"
-        self.max_message_bytes = 0
-        self.last_error: Exception | None = None
         self._client = Client()
         self._client._transport = _Transport()
         self._is_up = asyncio.Event()
         self._is_stuck = False
         self._is_closing = False
-        self._up: list[Callable[[], None]] = []
-        self._down: list[Callable[[], None]] = []
-        self._denied: list[Callable[[str], None]] = []
-        self._closed: list[Callable[[], None]] = []
-        self._unanswered: list[asyncio.Future[float]] = []
-        self._watchdog: asyncio.Task[None] | None = None
+        self._log_again_s = 0.0
+        self._watchdog = Watchdog(self._ping, lambda: self.is_connected, self.clock.heard, self._cut)
 
     async def open(self, options: dict[str, Any]) -> None:
         try:
@@ -180,7 +166,7 @@ class Connection(Wire):
         self.max_message_bytes = self._client.max_payload * 9 // 10
         self.clock.heard()
         self._is_up.set()
-        self._watchdog = asyncio.get_running_loop().create_task(self._watch(), name="nats watchdog")
+        self._watchdog.start()
 
     @property
     def is_connected(self) -> bool:
@@ -195,9 +181,7 @@ class Connection(Wire):
         return self.is_connected
 
     async def send(self, subject: str, payload: bytes, reply: str = "", headers: Headers | None = None) -> bool:
-        num_bytes = len(payload) + (_header_bytes(headers) if headers else 0)
-        if num_bytes > self.max_message_bytes:
-            raise PayloadTooLarge(num_bytes, self.max_message_bytes)
+        check_size(payload, headers, self.max_message_bytes)
         self._refuse_closed()
         if not self.is_connected or self._is_blocked():
             self.counts["publish_dropped"] += 1
@@ -230,25 +214,12 @@ class Connection(Wire):
 
         return stop
 
-    def on_up(self, callback: Callable[[], None]) -> Callable[[], None]:
-        return _keep(self._up, callback)
-
-    def on_down(self, callback: Callable[[], None]) -> Callable[[], None]:
-        return _keep(self._down, callback)
-
-    def on_denied(self, callback: Callable[[str], None]) -> None:
-        self._denied.append(callback)
-
-    def on_closed(self, callback: Callable[[], None]) -> None:
-        self._closed.append(callback)
-
     async def close(self) -> None:
         """Our own order, each step bounded: nats-py's drain raises while disconnected and skips the close when its flush fails."""
         if self._is_closing:
             return
         self._is_closing = True
-        if self._watchdog is not None:
-            self._watchdog.cancel()
+        self._is_up.clear()
         with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 if self._client.is_connected:
@@ -256,83 +227,72 @@ class Connection(Wire):
         with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await self._client.close()
-        self._forget_unanswered()
+        self._watchdog.stop()
 
     # -- what nats-py tells ---------------------------------------------------------------------------------------
     async def _on_error(self, error: Exception) -> None:
         """Must not raise: it would end the read loop and leave the client deaf, yet `connected`."""
         self.last_error = error
-        text = str(error)
-        if "permissions violation" in text.lower():
+        text = str(error).lower()
+        if "permissions violation" in text:
             self.counts["permission_denied"] += 1
-            log.error("%s", text)
-            if "publish to" in text.lower():
-                subject = text.lower().partition("publish to")[2].strip().strip("\"'")
-                self._tell(*(functools.partial(each, subject) for each in self._denied))
+            log.error("%s", error)
+            denied = _DENIED.search(text)
+            if denied and denied[1] == "publish":
+                self._tell_denied(denied[2])
+            elif denied:
+                self.denied_subscriptions.add(denied[2])
         elif isinstance(error, nats.errors.FlushTimeoutError):
             self._is_stuck = True
-        elif self._is_up.is_set() and not self._is_closing:
-            self.counts["client_error"] += 1
-            log.warning("NATS: %s", text or repr(error))
+        elif not self._is_closing and not isinstance(error, nats.errors.StaleConnectionError):
+            self._complain(error)
 
     async def _on_disconnected(self) -> None:
         if self._is_closing:
             return
-        self._client._pending.clear()
+        self._client._pending.clear()  # or it would be sent after the reconnect
         self._client._pending_data_size = 0
         self._is_up.clear()
         self._is_stuck = False
         self.counts["disconnect"] += 1
         self.clock.link_down()
-        log.warning("the connection to NATS is lost: %s", self.last_error or "closed by the server")
-        self._tell(*self._down)
+        log.warning("the connection to NATS is lost")
+        self._tell(self._down)
 
     async def _on_reconnected(self) -> None:
-        self._forget_unanswered()
+        self._watchdog.forget()
+        self._log_again_s = 0.0
         self._is_up.set()
         self.counts["reconnect"] += 1
         self.clock.link_up()
         log.info("connected to NATS again")
-        self._tell(*self._up)
+        self._tell(self._up)
 
     async def _on_closed(self) -> None:
+        """By us, or for good: after a protocol error, a maximum exceeded, or an authorization that ended."""
         self._is_up.clear()
+        self._watchdog.stop()
         if self._is_closing:
             return
         self._is_closing = True
         log.critical("the connection to NATS is closed for good: %s", self._client.last_error)
-        self._tell(*self._closed)
+        self._tell(self._closed)
 
-    def _tell(self, *callbacks: Callable[[], None]) -> None:
-        for callback in callbacks:
-            try:
-                callback()
-            except Exception:
-                self.counts["callback_failed"] += 1
-                log.exception("a callback about the connection failed")
+    def _complain(self, error: Exception) -> None:
+        """Count; log the first of a series, then one in LOG_AGAIN_S. Before the first connection the caller of `open` tells."""
+        self.counts["client_error"] += 1
+        now_s = time.monotonic()
+        if self.max_message_bytes and now_s >= self._log_again_s:
+            self._log_again_s = now_s + LOG_AGAIN_S
+            log.warning("NATS: %s", str(error) or repr(error))
 
-    # -- is the server there? -------------------------------------------------------------------------------------
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(PING_S)
-            if not self.is_connected:
-                continue
-            pong = asyncio.ensure_future(self._client.rtt(timeout=3600))
-            done, _ = await asyncio.wait({pong}, timeout=DEAF_S)
-            if done and pong.exception() is None:
-                self.clock.heard()
-                continue
-            if not done:
-                self._unanswered.append(pong)  # not cancelled: nats-py's read loop dies of an answer to a cancelled ping
-            if self.is_connected:
-                self.counts["deaf"] += 1
-                log.warning("NATS has not answered for %g s: connecting anew", DEAF_S)
-                await self._client.force_reconnect()
+    async def _ping(self) -> float:
+        return float(await self._client.rtt(timeout=3600))
 
-    def _forget_unanswered(self) -> None:
-        for pong in self._unanswered:
-            pong.cancel()
-        self._unanswered.clear()
+    async def _cut(self) -> None:
+        self.counts["deaf"] += 1
+        log.warning("NATS has not answered for %g s: connecting anew", DEAF_S)
+        await self._client.force_reconnect()
 
     def _is_blocked(self) -> bool:
         if self._is_stuck and self._client.pending_data_size < MAX_UNSENT_BYTES:
@@ -342,20 +302,6 @@ class Connection(Wire):
     def _refuse_closed(self) -> None:
         if self._is_closing:
             raise _closed("")
-
-
-def _keep(callbacks: list[Callable[[], None]], callback: Callable[[], None]) -> Callable[[], None]:
-    callbacks.append(callback)
-
-    def forget() -> None:
-        with contextlib.suppress(ValueError):
-            callbacks.remove(callback)
-
-    return forget
-
-
-def _header_bytes(headers: Headers) -> int:
-    return 14 + sum(len(name.encode()) + len(value.encode()) + 4 for name, value in headers.items())
 
 
 async def connect(config: ServiceConfig, *, name: str, inbox_prefix: str | None = None, wait_s: float = START_S) -> NatsBus:

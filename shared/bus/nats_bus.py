@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import logging
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 from shared.bus.base import Bucket, Bus, Consumer, DeadLetterHandler, Handler, Headers, LinkClock, Message, Subscription
 from shared.bus.bucket import NatsBucket
@@ -15,9 +18,11 @@ from shared.bus.requests import Requests
 from shared.bus.responder import Responder
 from shared.bus.spec import StreamSpec
 from shared.bus.streams import consumer_spec, spec_behind, spec_of_bucket, spec_of_stream
-from shared.bus.wire import Wire
+from shared.bus.wire import Stop, Wire
 from shared.bus.work_queue import WorkQueue
-from shared.errors import BusClosed, BusTimeout, NoResponders, StreamMissing
+from shared.errors import BusClosed, BusError, BusTimeout, NoResponders, PermissionDenied, StreamMissing
+
+log = logging.getLogger(__name__)
 
 ENQUEUE_S = 5.0
 ATTEMPT_S = 1.0
@@ -36,6 +41,7 @@ class NatsBus(Bus):
         self._wire = wire
         self._inboxes = itertools.count()
         self._inbound: set[Inbound] = set()
+        self._is_closing = False
         self._dead_letters: list[DeadLetters] = []
         self._consumers: list[WorkQueue] = []
 
@@ -61,17 +67,19 @@ class NatsBus(Bus):
         inbound = Inbound(max_messages, max_bytes, self._count_drop)
         stop = await self._wire.listen(subject, inbound.push, queue)
 
-        async def forget() -> None:
+        async def leave() -> None:
             self._inbound.discard(inbound)
-            await stop()
+            await self._left(stop)
 
-        inbound.stop = forget
+        inbound.stop = leave
         self._inbound.add(inbound)
+        await self._confirm(subject, inbound)
         return inbound
 
     async def serve(self, subject: str, handler: Handler, *, queue: str = "", concurrency: int = 256) -> Subscription:
         responder = Responder(handler, self.publish, concurrency, self.counts)
-        responder.stop = await self._wire.listen(subject, responder.take, queue)
+        responder.stop = partial(self._left, await self._wire.listen(subject, responder.take, queue))
+        await self._confirm(subject, responder)
         return responder
 
     async def enqueue(self, subject: str, payload: bytes, *, msg_id: str, headers: Headers | None = None) -> bool:
@@ -126,7 +134,11 @@ class NatsBus(Bus):
         self._dead_letters.append(dead_letters)
 
     async def add_stream(self, spec: StreamSpec) -> None:
-        await self.jetstream.put_stream(spec)
+        if not await self.jetstream.create_stream(spec):
+            try:
+                await self.jetstream.update_stream(spec)
+            except PermissionDenied:
+                log.warning("%s differs from this version's rules, and this user may not change it", spec.name)
 
     async def bucket(self, name: str) -> Bucket:
         await self.add_stream(spec_of_bucket(name))
@@ -144,6 +156,7 @@ class NatsBus(Bus):
         self._wire.on_closed(callback)
 
     async def close(self) -> None:
+        self._is_closing = True
         for consumer in self._consumers:
             await consumer.shut()
         for dead_letters in self._dead_letters:
@@ -152,6 +165,23 @@ class NatsBus(Bus):
             await inbound.close()
         self.requests.close()
         await self._wire.close()
+
+    async def _confirm(self, subject: str, subscription: Subscription) -> None:
+        """Return when the server knows of the subscription. While the link is down it will be made with the link."""
+        try:
+            await self.requests.confirm()
+        except BusTimeout:
+            return
+        if subject.lower() in self._wire.denied_subscriptions:
+            await subscription.close()
+            raise PermissionDenied(subject)
+
+    async def _left(self, stop: Stop) -> None:
+        """Stop listening; when this returns, nothing more is on its way (unless the link is down, or closed with us)."""
+        await stop()
+        if not self._is_closing and self._wire.is_connected:
+            with contextlib.suppress(BusError):  # cut off meanwhile: nothing is on its way either
+                await self.requests.confirm()
 
     async def _restore_behind(self, subject: str) -> None:
         await asyncio.sleep(RETRY_S)

@@ -100,6 +100,15 @@ class Requests:
         finally:
             del self._calls[token]
 
+    async def confirm(self, timeout_s: float = 2.0) -> None:
+        """Return when the server has done all that was sent before: a message to ourselves. Raises as `one`."""
+        token, call = self._open_call(self._prefix)
+        try:
+            await self._send(token, self._prefix + token, b"", None, timeout_s)
+            await call.next(timeout_s)
+        finally:
+            del self._calls[token]
+
     def close(self) -> None:
         """Whatever is under way ends with BusClosed."""
         for call in self._calls.values():

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
 from shared.bus.base import Handler, Headers, Message, Subscription
-from shared.errors import BusError, SlipstreamError
+from shared.errors import BusError, PayloadTooLarge, SlipstreamError
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +88,9 @@ class Responder(Subscription):
             headers = error_headers(SlipstreamError("internal error"))
         try:
             await self._publish(message.reply, payload, headers=headers)
+        except PayloadTooLarge as error:
+            log.error("the reply of %s is too large: %s", message.subject, error.message)
+            await self._publish(message.reply, b"", headers=error_headers(error))
         except BusError as error:
             log.warning("no reply sent on %s: %s", message.subject, error.message)
 

@@ -8,7 +8,7 @@ from typing import Any
 from shared.bus.nats_bus import NatsBus
 from shared.bus.wire import Wire
 from shared.config import ServiceConfig
-from shared.errors import BusError, ConfigError, EnvironmentFault
+from shared.errors import BusError, ConfigError, EnvironmentFault, PermissionDenied
 
 START_S = 10.0
 """How long a server that is not there yet is waited for."""
@@ -28,13 +28,21 @@ async def open_bus(wire: Wire, config: ServiceConfig, *, name: str, inbox_prefix
         await _opened(opening, wire, config.nats_url, wait_s)
         bus = NatsBus(wire, wire.clock)
         await bus.open()
-        if not await bus.jetstream.is_enabled():
-            remedy = "start nats-server with -js, or enable JetStream for this account"
-            raise EnvironmentFault(f"NATS at {config.nats_url} has no JetStream", remedy=remedy)
+        await _check_jetstream(bus, config.nats_url)
     except BaseException:
         await wire.close()
         raise
     return bus
+
+
+async def _check_jetstream(bus: NatsBus, url: str) -> None:
+    try:
+        await bus.jetstream.check()
+    except PermissionDenied as error:
+        raise EnvironmentFault(f"NATS at {url}: {error.message}", remedy=error.remedy) from error
+    except BusError as error:
+        remedy = "start nats-server with -js, or enable JetStream for this account"
+        raise EnvironmentFault(f"NATS at {url} has no JetStream ({error.message})", remedy=remedy) from error
 
 
 async def _opened(opening: asyncio.Future[None], wire: Wire, url: str, wait_s: float) -> None:

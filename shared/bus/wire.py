@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from shared.bus.base import Headers, LinkClock, Message
+from shared.errors import PayloadTooLarge
+
+log = logging.getLogger(__name__)
 
 EVENTS = {
     "publish_dropped": "core messages not sent because the connection was down or stuck",
@@ -38,13 +44,21 @@ Stop = Callable[[], Awaitable[None]]
 class Wire(ABC):
     """One connection, core NATS only. Callbacks are plain functions, called one after the other as messages arrive."""
 
-    counts: Counter[str]
     inbox: str
     """Prefix of this connection's own reply subjects; nobody else has it."""
-    max_message_bytes: int
+    max_message_bytes: int = 0
     clock: LinkClock
     last_error: Exception | None = None
     """What the client last complained of; while `open` goes on, why it does."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._up: list[Callable[[], None]] = []
+        self._down: list[Callable[[], None]] = []
+        self._closed: list[Callable[[], None]] = []
+        self._denied: list[Callable[[str], None]] = []
+        self.denied_subscriptions: set[str] = set()
+        """Subjects that NATS refused to let us listen to, in lower case."""
 
     @abstractmethod
     async def open(self, options: dict[str, Any]) -> None:
@@ -67,24 +81,55 @@ class Wire(ABC):
         """Call `callback` for each message until the returned function is awaited. Holds across reconnects."""
 
     @abstractmethod
-    def on_up(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """The connection is back; subscriptions are in place again. Returns a function that forgets `callback`."""
-
-    @abstractmethod
-    def on_down(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """The connection is lost: what is under way will get no answer. Returns a function that forgets `callback`."""
-
-    @abstractmethod
-    def on_closed(self, callback: Callable[[], None]) -> None:
-        """The connection is lost for good, and not by `close`."""
-
-    @abstractmethod
     async def close(self) -> None:
         """Flush, then close, within a few seconds whatever the server does. Idempotent."""
 
-    @abstractmethod
+    def on_up(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """The connection is back; subscriptions are in place again. Returns a function that forgets `callback`."""
+        return _keep(self._up, callback)
+
+    def on_down(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """The connection is lost: what is under way will get no answer. Returns a function that forgets `callback`."""
+        return _keep(self._down, callback)
+
+    def on_closed(self, callback: Callable[[], None]) -> None:
+        """The connection is lost for good, and not by `close`."""
+        self._closed.append(callback)
+
     def on_denied(self, callback: Callable[[str], None]) -> None:
         """NATS refused a publish to this subject (given in lower case)."""
+        self._denied.append(callback)
+
+    def _tell(self, callbacks: list[Callable[[], None]]) -> None:
+        """Call each; one that raises is logged and counted, and stops nobody."""
+        for callback in list(callbacks):
+            try:
+                callback()
+            except Exception:
+                self.counts["callback_failed"] += 1
+                log.exception("a callback about the connection failed")
+
+    def _tell_denied(self, subject: str) -> None:
+        self._tell([partial(callback, subject) for callback in self._denied])
+
+
+def _keep(callbacks: list[Callable[[], None]], callback: Callable[[], None]) -> Callable[[], None]:
+    callbacks.append(callback)
+
+    def forget() -> None:
+        with contextlib.suppress(ValueError):  # forgotten already
+            callbacks.remove(callback)
+
+    return forget
+
+
+def check_size(payload: bytes, headers: Headers | None, max_bytes: int) -> None:
+    """Raises PayloadTooLarge. Headers count as they are written: a first line, then `name: value` lines and an empty one."""
+    num_bytes = len(payload)
+    if headers:
+        num_bytes += 14 + sum(len(name.encode()) + len(value.encode()) + 4 for name, value in headers.items())
+    if num_bytes > max_bytes:
+        raise PayloadTooLarge(num_bytes, max_bytes)
 
 
 def status_of(message: Message) -> str:
