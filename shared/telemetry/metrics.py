@@ -74,11 +74,35 @@ GATEWAY: tuple[Instrument, ...] = ()
 
 ROUTER: tuple[Instrument, ...] = ()
 
-PREFILL: tuple[Instrument, ...] = ()
+PREFILL = (
+    _counter("prefill_tasks", "Prefill tasks that ended, by outcome.", "outcome"),
+    _counter("prefill_computed_tokens", "Prompt tokens computed."),
+    _counter("prefill_cached_tokens", "Prompt tokens found in a cache."),
+    _counter("prefill_store_faults", "Tasks whose blocks could not all be given to the store; decode computes the rest.", "reason"),
+    _histogram("prefill_chunk_seconds", "One chunk's forward.", SHORT_SECONDS),
+    _gauge("prefill_tasks_held", "Tasks taken and not handed on."),
+)
 
-DECODE: tuple[Instrument, ...] = ()
+DECODE = (
+    _counter("decode_ended", "Requests that ended here, by finish reason, error code or fate.", "outcome"),
+    _counter("decode_handoff_misses", "Blocks that prefill handed over and decode had to compute, by reason.", "reason"),
+    _counter("token_batches_dropped", "TokenBatches lost because the link was down; gateways ask again."),
+    _counter("resends", "Requests of gateways to send tokens again."),
+    _histogram("decode_step_seconds", "One step's forward.", SHORT_SECONDS),
+    _gauge("decode_running", "Sequences in slots."),
+    _gauge("decode_waiting", "Sequences taken and not in a slot."),
+)
 
-ENGINE: tuple[Instrument, ...] = ()
+ENGINE = (
+    _counter("engine_errors", "Steps that failed; only their own requests end."),
+    _counter("malformed_messages", "Messages that are not what their subject promises, dropped.", "kind"),
+    _counter("unwanted_attempts", "Requests and tasks dropped because nobody wants them, or the gateway did not answer.", "reason"),
+    _counter("finish_retries", "Times a Finish was not answered and was repeated.", "reason"),
+    _counter("worker_reborn", "Times the worker dropped its work and came back under a new instance id."),
+    _counter("other_model_tasks", "Tasks of another model digest, computed without reuse."),
+    _counter("write_back_dropped", "Full blocks that were not written back because too many waited."),
+    _gauge("device_used_blocks", "Blocks of the device pool held by sequences."),
+)
 
 KVCLIENT = (
     _counter("kvclient_loaded_blocks", "Blocks copied from the arena into the device pool and verified, by the tier they lay in.", "tier"),

@@ -1,0 +1,30 @@
+"""How many prompt tokens a decode step may compute beside the decoding sequences (DESIGN 7)."""
+
+from __future__ import annotations
+
+from shared.worker.load_report import Ewma
+
+SMALLEST = 16
+LARGEST = 2048
+
+
+class PrefillBudget:
+    """What the inter-token target leaves, by the measured cost of a decode step and of a prompt token."""
+
+    def __init__(self, num_tokens: int, target_itl_ms: float) -> None:
+        self.num_tokens = num_tokens
+        self._target_itl_ms = target_itl_ms
+        self.decode_ms = Ewma()
+        """A step without prompt tokens."""
+        self.ms_per_token = Ewma()
+
+    def observe(self, step_ms: float, num_prompt_tokens: int, num_decoding: int) -> None:
+        """One step was measured."""
+        if num_prompt_tokens == 0:
+            self.decode_ms.add(step_ms)
+        elif num_prompt_tokens >= SMALLEST:
+            rest_ms = step_ms - (self.decode_ms.value if num_decoding else 0.0)
+            self.ms_per_token.add(max(rest_ms, 0.0) / num_prompt_tokens)
+        if self.decode_ms.value and self.ms_per_token.value:
+            room = (self._target_itl_ms - self.decode_ms.value) / self.ms_per_token.value
+            self.num_tokens = int(min(max(room, SMALLEST), LARGEST))

@@ -1,0 +1,29 @@
+"""The blocks that a job can get instead of computing them."""
+
+from __future__ import annotations
+
+from services.decode.job import Job
+from shared.kvclient import KvClient, LoadResult
+from shared.telemetry import Telemetry
+from shared.types import pack_tokens
+
+MAX_WAIT_MS = 5_000.0
+UNKNOWN_MS_PER_TOKEN = 1.0
+
+
+async def load_prefix(job: Job, kv: KvClient, block_size: int, ms_per_token: float, telemetry: Telemetry) -> LoadResult:
+    """Fill the job's blocks from the store as far as it goes, at most to the token before the last. Blocks that are under way are waited
+    for no longer than computing them takes. What prefill had handed over and did not come is counted by reason."""
+    sequence = job.sequence
+    first = sequence.num_computed_tokens // block_size
+    hashes = job.chain.hashes[first : (sequence.num_tokens - 1) // block_size] if job.chain else []
+    result = LoadResult(0, 0, [], "other_model" if job.chain is None else "")
+    if hashes:
+        tokens = pack_tokens(sequence.token_ids[first * block_size : (first + len(hashes)) * block_size])
+        blocks = sequence.block_table[first : first + len(hashes)]
+        wait_ms = min(len(hashes) * block_size * (ms_per_token or UNKNOWN_MS_PER_TOKEN), MAX_WAIT_MS)
+        result = await kv.load(hashes, tokens, blocks, wait_ms=wait_ms, request_id=job.request.request_id)
+    handed_over = min(job.task.num_prefilled_tokens, sequence.num_tokens - 1) // block_size - first
+    if result.num_blocks < handed_over:
+        telemetry.count("decode_handoff_misses", handed_over - result.num_blocks, reason=result.reason or "unknown")
+    return result

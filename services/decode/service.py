@@ -1,0 +1,333 @@
+"""A decode worker's process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from services.decode.budget import PrefillBudget
+from services.decode.config import DecodeConfig
+from services.decode.job import Job, State, key_of
+from services.decode.loading import load_prefix
+from services.decode.scheduler import DecodeScheduler
+from shared.attempts import Attempts
+from shared.bus.base import Bus, Delivery, Message
+from shared.engine import load
+from shared.engine.batch import Batch
+from shared.engine.engine import Engine, Sampled
+from shared.errors import BusClosed, BusError, EngineError, SlipstreamError
+from shared.kv.block_pool import BlockPool
+from shared.messages.codec import decode, encode
+from shared.messages.fleet import EndedRequest, WorkerLease, WorkerLoad
+from shared.messages.request import Cancel, DecodeTask
+from shared.messages.session import HeldRequest, Resend, ResendReply, TokenBatch, TokenDelta
+from shared.service import Service
+from shared.telemetry import Telemetry
+from shared.types import InstanceId
+from shared.worker.chain import Chain
+from shared.worker.finish import send_finish
+from shared.worker.intake import Intake, acknowledge, keep_in_progress
+from shared.worker.load_report import Ended, Ewma, report_load
+from shared.worker.presence import Presence
+from shared.worker.progress import report_progress
+
+log = logging.getLogger(__name__)
+
+
+class DecodeService(Service):
+    """The loop is `admit · schedule · forward · publish`; everything that waits (loads, finishes, write-back) runs beside it."""
+
+    role = "decode"
+
+    def __init__(self, config: DecodeConfig, bus: Bus, telemetry: Telemetry, instance: InstanceId) -> None:
+        super().__init__(config.service, bus, telemetry, instance)
+        self.config = config
+        self.attempts = Attempts(bus, self.subjects, telemetry, time.monotonic)
+        self._intake = Intake(bus, self.subjects, telemetry, self.attempts, "decode", DecodeTask, self._take)
+        self._engine_thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._finishing: dict[str, Job] = {}
+        """Jobs whose Finish is not answered yet: they can still be resent."""
+        self._reports = Ended()
+        self._step_ms = Ewma()
+        self._load_rate = Ewma()
+        self._engine: Engine | None = None
+        self._scheduler: DecodeScheduler | None = None
+        self._presence: Presence | None = None
+
+    # -- life ------------------------------------------------------------------------------------------------------------
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.report("loading the model")
+        self._engine = await loop.run_in_executor(self._engine_thread, load, self.config.engine, self.report)
+        self.report("warming up")
+        await loop.run_in_executor(self._engine_thread, self._engine.warm_up, self.report)
+        spec = self.engine.spec
+        self._scheduler = DecodeScheduler(
+            BlockPool(spec.num_blocks),
+            spec.layout.block_size,
+            self.config.max_num_seqs,
+            spec.max_model_len,
+            spec.eos_token_ids,
+            PrefillBudget(self.config.prefill_budget, self.config.slo_itl_ms),
+            time.monotonic,
+        )
+        self._presence = Presence(self, self.engine, self.scheduler.pool, self.config.kv_dir)
+        await self.presence.open()
+        await self.bus.serve(self.subjects.worker(self.instance, "resend"), self._resend)
+        await self._intake.open(self.instance, self.spawn)
+        self.spawn(self.attempts.follow(self._on_cancel), "cancels")
+        self.spawn(self._run(), "decode-loop")
+        self.spawn(report_progress(self.bus, self.subjects, lambda: self.instance, "decode", self._held), "progress")
+        self.spawn(keep_in_progress(self._deliveries), "in-progress")
+        self.spawn(report_load(self.bus, self.subjects, self._reports, self._load), "load")
+
+    async def drain(self) -> None:
+        """Finish what is here; what comes meanwhile (it was routed before the lease said draining) is finished too."""
+        self._wake.set()
+        while self.scheduler.jobs or self._finishing:
+            self._idle.clear()
+            await self._idle.wait()
+
+    async def stop(self) -> None:
+        """What is left is not acked: its gateways see the lease end and submit it again."""
+        await self._intake.close()
+        if self._presence is not None:
+            await self._presence.close()
+        await asyncio.get_running_loop().run_in_executor(None, self._engine_thread.shutdown)
+        if self._engine is not None:
+            self._engine.close()
+
+    async def lease_lost(self) -> None:
+        """Drop everything: the gateways have moved it on. Come back as somebody else."""
+        self.telemetry.count("worker_reborn")
+        await self._intake.close()
+        for job in list(self.scheduler.jobs.values()):
+            job.is_cancelled = True
+        self._finishing.clear()
+        self._wake.set()
+        self.take_new_instance()
+        await self.presence.reopen()
+        await self.bus.serve(self.subjects.worker(self.instance, "resend"), self._resend)
+        await self._intake.open(self.instance, self.spawn)
+
+    def describe(self) -> WorkerLease:
+        lease = super().describe()
+        if self._engine is None or self._presence is None:
+            return lease
+        return msgspec.structs.replace(
+            self._presence.describe(lease), max_num_seqs=self.config.max_num_seqs, prefill_budget=self.config.prefill_budget
+        )
+
+    def detail(self) -> str:
+        spec = self.engine.spec
+        return f"{spec.model_name} {spec.dtype} · {spec.num_blocks} blocks · {self.config.max_num_seqs} slots"
+
+    @property
+    def engine(self) -> Engine:
+        assert self._engine is not None
+        return self._engine
+
+    @property
+    def scheduler(self) -> DecodeScheduler:
+        assert self._scheduler is not None
+        return self._scheduler
+
+    @property
+    def presence(self) -> Presence:
+        assert self._presence is not None
+        return self._presence
+
+    # -- the loop --------------------------------------------------------------------------------------------------------
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            await self._admit()
+            batch = self.scheduler.schedule()
+            await self._collect_ended()
+            if batch is None:
+                await self._wake.wait()
+                continue
+            await self._publish(await self._forward(batch))
+
+    async def _admit(self) -> None:
+        """Let go of what was cancelled, give blocks to what waits."""
+        for job in [job for job in self.scheduler.jobs.values() if job.is_cancelled and job.state is not State.LOADING]:
+            self.scheduler.remove(job)
+            await self._forget(job, "cancelled")
+        for job in self.scheduler.place():
+            self.spawn(self._load_prefix(job), "load")
+
+    async def _forward(self, batch: Batch) -> list[Job]:
+        """One step in the engine's thread. A failed step ends its own requests only."""
+        started = time.monotonic()
+        loop = asyncio.get_running_loop()
+        try:
+            sampled: list[Sampled] = await loop.run_in_executor(self._engine_thread, self.engine.forward, batch)
+        except Exception as error:  # whatever a forward raises, it is this batch's fate and not the process's
+            log.exception("a step of %d sequences failed", len(batch.items))
+            self.telemetry.count("engine_errors")
+            return self._fail(batch, error)
+        step_ms = (time.monotonic() - started) * 1000
+        num_decoding = sum(1 for item in batch.items if item.num_tokens == 1)
+        self.scheduler.budget.observe(step_ms, batch.num_tokens - num_decoding, num_decoding)
+        self._step_ms.add(step_ms)
+        self.telemetry.observe("decode_step_seconds", step_ms / 1000)
+        return self.scheduler.commit(batch, sampled)
+
+    def _fail(self, batch: Batch, error: Exception) -> list[Job]:
+        jobs = [self.scheduler.jobs[item.sequence.key] for item in batch.items]
+        for job in jobs:
+            job.error = error if isinstance(error, SlipstreamError) else EngineError("the engine failed to compute a step")
+            self.scheduler.fail(job)
+        return []
+
+    async def _publish(self, changed: list[Job]) -> None:
+        """One TokenBatch a gateway, then whatever this step ended."""
+        by_gateway: defaultdict[InstanceId, list[TokenDelta]] = defaultdict(list)
+        for job in changed:
+            if not job.is_cancelled:
+                by_gateway[job.request.gateway].append(job.delta(job.sequence.num_output_tokens - 1))
+        for gateway, deltas in by_gateway.items():
+            await self._send_tokens(gateway, deltas)
+        self.presence.write_back(self.scheduler.take_full_blocks())
+        await self._collect_ended()
+
+    async def _send_tokens(self, gateway: InstanceId, deltas: list[TokenDelta]) -> None:
+        try:
+            await self.bus.publish(self.subjects.tokens(gateway), encode(TokenBatch(self.instance, deltas)))
+        except BusClosed:
+            raise
+        except BusError:  # the gateway sees the gap and asks again
+            self.telemetry.count("token_batches_dropped")
+
+    # -- what runs beside the loop -----------------------------------------------------------------------------------------
+    async def _load_prefix(self, job: Job) -> None:
+        started = time.monotonic()
+        start_ns = self.telemetry.now_ns()
+        ms_per_token = self.scheduler.budget.ms_per_token.value
+        result = await load_prefix(job, self.presence.kv, self.scheduler.block_size, ms_per_token, self.telemetry)
+        job.num_loaded_blocks, job.num_loaded_bytes = result.num_blocks, result.num_bytes
+        if result.num_bytes:
+            self._load_rate.add(result.num_bytes / max(time.monotonic() - started, 1e-6))
+        self.scheduler.loaded(job, result.num_blocks)
+        self.telemetry.span(
+            "decode load",
+            traceparent=job.request.traceparent,
+            start_ns=start_ns,
+            end_ns=self.telemetry.now_ns(),
+            num_blocks=result.num_blocks,
+            num_bytes=result.num_bytes,
+            reason=result.reason,
+        )
+        self._wake.set()
+
+    async def _collect_ended(self) -> None:
+        """Jobs that ended leave the scheduler; their Finish is sent beside the loop."""
+        for job in [job for job in self.scheduler.jobs.values() if job.state is State.ENDED]:
+            self.scheduler.remove(job)
+            if job.is_cancelled:
+                await self._forget(job, "cancelled")
+                continue
+            self._finishing[job.sequence.key] = job
+            self.spawn(self._finish(job, self.instance), "finish")
+
+    async def _finish(self, job: Job, instance: InstanceId) -> None:
+        request = job.request
+        end_ns = self.telemetry.now_ns()
+        self.telemetry.span(
+            "decode generate",
+            traceparent=request.traceparent,
+            start_ns=end_ns - int((time.monotonic() - job.taken_s) * 1e9),
+            end_ns=end_ns,
+            num_output_tokens=job.num_new_tokens,
+            num_computed_prompt_tokens=job.num_computed_prompt_tokens,
+            worker=instance,
+        )
+
+        async def resend(index: int) -> None:
+            await self._send_tokens(request.gateway, [job.delta(index)])
+
+        finish = job.finish(instance, time.monotonic())
+        was_answered = await send_finish(self.bus, self.subjects, self.fleet, self.telemetry, request.gateway, finish, resend)
+        if self._finishing.pop(job.sequence.key, None) is not None:
+            outcome = "gateway_gone" if not was_answered else job.error.code if job.error else str(job.reason)
+            await self._forget(job, outcome)
+
+    async def _forget(self, job: Job, outcome: str) -> None:
+        """The job is over here: ack, and tell the routers with the next load report."""
+        self.telemetry.count("decode_ended", outcome=outcome)
+        self._reports.add(job.request.request_id, job.request.epoch)
+        await acknowledge(job.delivery)
+        if not self.scheduler.jobs and not self._finishing:
+            self._idle.set()
+
+    # -- messages --------------------------------------------------------------------------------------------------------
+    def _take(self, task: DecodeTask, delivery: Delivery) -> None:
+        key = key_of(task.request)
+        held = self.scheduler.jobs.get(key) or self._finishing.get(key)
+        if held is not None:
+            held.delivery = delivery  # redelivered while we hold it: this is the one to ack
+            return
+        spec = self.engine.spec
+        is_same_model = task.request.model == spec.model_digest.hex()[:16]
+        if not is_same_model:
+            self.telemetry.count("other_model_tasks")
+        chain = Chain(spec.model_digest, task.request, spec.layout.block_size, ()) if is_same_model else None
+        self.scheduler.add(Job(task, delivery, chain, time.monotonic()))
+        self._wake.set()
+
+    def _on_cancel(self, cancel: Cancel) -> None:
+        for job in [*self.scheduler.jobs.values(), *self._finishing.values()]:
+            if job.request.request_id == cancel.request_id and self.attempts.is_cancelled(
+                job.request.request_id, job.request.epoch, self.instance
+            ):
+                job.is_cancelled = True
+                self._wake.set()
+
+    async def _resend(self, message: Message) -> bytes:
+        asked = decode(Resend, message.payload)
+        key = f"{asked.request_id}:{asked.epoch}"
+        job = self.scheduler.jobs.get(key) or self._finishing.get(key)
+        self.telemetry.count("resends")
+        return encode(ResendReply(job.delta(asked.index) if job is not None else None))
+
+    # -- reports ---------------------------------------------------------------------------------------------------------
+    def _held(self) -> Iterable[tuple[InstanceId, HeldRequest]]:
+        return [
+            (job.request.gateway, job.held()) for job in [*self.scheduler.jobs.values(), *self._finishing.values()] if not job.is_cancelled
+        ]
+
+    def _deliveries(self) -> Iterable[Delivery]:
+        return [job.delivery for job in [*self.scheduler.jobs.values(), *self._finishing.values()]]
+
+    def _load(self, sequence: int, ended: list[EndedRequest]) -> WorkerLoad:
+        scheduler, spec = self.scheduler, self.engine.spec
+        num_running = len(scheduler.running)
+        self.telemetry.gauge("decode_running", num_running)
+        self.telemetry.gauge("decode_waiting", len(scheduler.jobs) - num_running)
+        self.telemetry.gauge("device_used_blocks", scheduler.pool.num_used)
+        ms_per_token = scheduler.budget.ms_per_token.value
+        return WorkerLoad(
+            worker=self.instance,
+            role="decode",
+            model=spec.model_digest.hex()[:16],
+            sequence=sequence,
+            num_running=num_running,
+            num_waiting=len(scheduler.jobs) - num_running,
+            num_queued_tokens=scheduler.num_queued_tokens,
+            num_blocks=spec.num_blocks,
+            num_used_blocks=scheduler.pool.num_used,
+            step_ms=self._step_ms.value,
+            prefill_tokens_per_s=1000 / ms_per_token if ms_per_token else 0.0,
+            load_bytes_per_s=self._load_rate.value,
+            utilisation=num_running / self.config.max_num_seqs,
+            ended=ended,
+        )

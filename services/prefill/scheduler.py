@@ -1,0 +1,102 @@
+"""Which prompts get which part of the next chunk. Plain Python over ints: no torch, no I/O."""
+
+from __future__ import annotations
+
+from services.prefill.job import Job
+from shared.engine.batch import Batch, BatchItem
+from shared.errors import OutOfBlocks
+from shared.kv.block_pool import BlockPool
+from shared.worker.load_report import Ewma
+
+SMALLEST_CHUNK = 16
+LARGEST_CHUNK = 8192
+
+
+class PrefillScheduler:
+    """First come, first served; what a chunk has left after one prompt's end goes to the next prompt."""
+
+    def __init__(self, pool: BlockPool, block_size: int, chunk_tokens: int, chunk_ms: float) -> None:
+        self.pool = pool
+        self.block_size = block_size
+        self.jobs: dict[str, Job] = {}
+        """In order of arrival."""
+        self.tokens_per_s = Ewma()
+        self.chunk_ms = Ewma()
+        self._first_chunk_tokens = chunk_tokens
+        self._target_chunk_ms = chunk_ms
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens that take about `chunk_ms` at the measured rate."""
+        if not self.tokens_per_s.value:
+            return self._first_chunk_tokens
+        return int(min(max(self.tokens_per_s.value * self._target_chunk_ms / 1000, SMALLEST_CHUNK), LARGEST_CHUNK))
+
+    def add(self, job: Job) -> None:
+        self.jobs[job.sequence.key] = job
+
+    def place(self, job: Job) -> bool:
+        """Give the job blocks for what it computes, those it finds cached included. False: not enough are free now."""
+        num_blocks = job.num_target_tokens // self.block_size
+        cached = self.pool.match_prefix(job.chain.hashes[:num_blocks]) if job.chain else []
+        try:
+            fresh = self.pool.allocate(num_blocks - len(cached))
+        except OutOfBlocks:
+            self.pool.free(cached)
+            return False
+        job.sequence.block_table = cached + fresh
+        job.sequence.num_computed_tokens = job.num_cached_tokens = len(cached) * self.block_size
+        job.is_placed = True
+        return True
+
+    def fits(self, job: Job) -> bool:
+        """Whether the job could ever have its blocks."""
+        return job.num_target_tokens // self.block_size <= self.pool.num_blocks
+
+    def loaded(self, job: Job, num_blocks: int) -> None:
+        """`num_blocks` more leading blocks came from the store."""
+        self._advance(job, num_blocks * self.block_size)
+        job.num_cached_tokens += num_blocks * self.block_size
+
+    def schedule(self, ready: list[Job]) -> Batch | None:
+        """The next chunk, of jobs that are placed and loaded."""
+        budget = self.chunk_tokens
+        items = []
+        for job in ready:
+            count = min(job.num_left_tokens, budget)
+            if count < job.num_left_tokens:
+                count -= (job.sequence.num_computed_tokens + count) % self.block_size  # chunks end with a block
+            if count <= 0:
+                break
+            budget -= count
+            items.append(BatchItem(job.sequence, count, False))
+        return Batch(items) if items else None
+
+    def commit(self, batch: Batch, step_ms: float) -> list[tuple[Job, int, int]]:
+        """Take a chunk's results: (job, first new block, end of new blocks)."""
+        self.chunk_ms.add(step_ms)
+        self.tokens_per_s.add(batch.num_tokens / max(step_ms, 1e-3) * 1000)
+        done = []
+        for sequence, num_tokens, _ in batch.items:
+            job = self.jobs[sequence.key]
+            start = sequence.num_computed_tokens // self.block_size
+            self._advance(job, num_tokens)
+            done.append((job, start, sequence.num_computed_tokens // self.block_size))
+        return done
+
+    def remove(self, job: Job) -> None:
+        """Forget a job in whatever state, blocks and all."""
+        self.jobs.pop(job.sequence.key, None)
+        self.pool.free(job.sequence.block_table)
+        job.sequence.block_table = []
+
+    @property
+    def num_queued_tokens(self) -> int:
+        return sum(job.num_left_tokens for job in self.jobs.values())
+
+    def _advance(self, job: Job, num_tokens: int) -> None:
+        assert job.chain is not None
+        start = job.sequence.num_computed_tokens // self.block_size
+        job.sequence.num_computed_tokens += num_tokens
+        for index in range(start, job.sequence.num_computed_tokens // self.block_size):
+            self.pool.cache(job.sequence.block_table[index], job.chain.hashes[index], job.chain.parent(index))
