@@ -17,6 +17,7 @@ from shared.errors import BusClosed, BusError, MalformedMessage
 from shared.messages.codec import decode
 from shared.messages.fleet import WorkerLease
 from shared.messages.subjects import Subjects
+from shared.tasks import cancel_all
 from shared.telemetry import Telemetry
 from shared.types import Role
 
@@ -99,9 +100,7 @@ class Fleet:
     async def close(self) -> None:
         """Stop following. Idempotent."""
         tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(tasks)
 
     async def _watch(self, bucket: Bucket) -> None:
         while True:

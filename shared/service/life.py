@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable
-from typing import TypeVar
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, TypeVar
 
 from shared.bus.streams import provision
 from shared.errors import BusError
 from shared.service.lease import RENEW_S, LeaseState, OwnLease
 from shared.service.service import Service
+from shared.tasks import cancel_all
 
 STOP_S = 5.0
 LAG_EVERY_S = 0.25
@@ -101,14 +102,14 @@ class Life:
                 log.warning("the event loop stood still for %.1f s", lag_s)
 
 
-async def _bounded(work: Awaitable[None], limit_s: float, what: str) -> None:
-    try:
-        async with asyncio.timeout(limit_s) as limit:
-            await work
-    except TimeoutError:
-        if not limit.expired():
-            raise
+async def _bounded(work: Coroutine[Any, Any, None], limit_s: float, what: str) -> None:
+    task = asyncio.create_task(work, name=what)
+    await asyncio.wait([task], timeout=limit_s)
+    if task.done():
+        task.result()
+    else:
         log.warning("after %g s not %s", limit_s, what)
+        await cancel_all([task])
 
 
 @contextlib.asynccontextmanager

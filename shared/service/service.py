@@ -17,6 +17,7 @@ from shared.config import ServiceConfig
 from shared.fleet import Fleet
 from shared.messages.fleet import WorkerLease
 from shared.messages.subjects import Subjects
+from shared.tasks import cancel_all
 from shared.telemetry import Telemetry
 from shared.types import InstanceId, Role
 
@@ -120,11 +121,7 @@ class Service(ABC):
 
     async def cancel_tasks(self) -> None:
         """End everything spawned, and wait for it."""
-        current = asyncio.current_task()
-        tasks = [task for task in self._tasks if task is not current]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(self._tasks)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
