@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any, TypeVar
 
+from shared.bus.discovery import Advertisement, advertise
 from shared.bus.streams import provision
-from shared.errors import BusError
+from shared.errors import BusClosed, BusError
 from shared.service.lease import RENEW_S, LeaseState, OwnLease
 from shared.service.service import Service
 from shared.tasks import cancel_all
 
 STOP_S = 5.0
-LAG_EVERY_S = 0.25
+MEASURE_S = 0.25
 LAG_LOUD_S = 1.0
 STATES: tuple[LeaseState, ...] = ("starting", "ready", "draining")
 
@@ -30,6 +32,7 @@ class Life:
     def __init__(self, service: Service) -> None:
         self.service = service
         self._lease: OwnLease | None = None
+        self._advertisement: Advertisement | None = None
 
     async def begin(self) -> None:
         """Returns when the service is ready. If it cannot, everything is undone and the error goes on."""
@@ -40,10 +43,11 @@ class Life:
         try:
             await self._enter("starting")
             service.spawn(self._keep_lease(self._lease), "lease")
-            service.spawn(self._measure_lag(), "event-loop-lag")
+            service.spawn(self._measure(), "measure")
             await service.fleet.open(service.spawn)
             await service.start()
             await self._enter("ready")
+            await self._advertise()
         except BaseException:
             await self._leave()
             raise
@@ -52,6 +56,7 @@ class Life:
         """Drain and stop."""
         service = self.service
         log.info("draining, for %g s at most", service.service_config.drain_s)
+        await self._withdraw()
         with contextlib.suppress(BusError):  # cut off: others will see the lease end
             await self._enter("draining")
         try:
@@ -67,6 +72,7 @@ class Life:
         await self._leave()
 
     async def _leave(self) -> None:
+        await self._withdraw()
         await self.service.cancel_tasks()
         await self.service.fleet.close()
         if self._lease is not None:
@@ -89,17 +95,56 @@ class Life:
             self.service.telemetry.count("leases_lost")
             if lease.state == "ready":
                 await self.service.lease_lost()
-            await lease.begin()
+            await self._begin_again(lease)
 
-    async def _measure_lag(self) -> None:
-        loop = asyncio.get_running_loop()
+    async def _begin_again(self, lease: OwnLease) -> None:
         while True:
-            due_s = loop.time() + LAG_EVERY_S
-            await asyncio.sleep(LAG_EVERY_S)
-            lag_s = loop.time() - due_s
-            self.service.telemetry.observe("event_loop_lag_seconds", max(lag_s, 0.0))
+            try:
+                await lease.begin()
+                break
+            except BusClosed:
+                raise
+            except BusError as error:
+                log.warning("the lease could not be written again: %s", error)
+                await asyncio.sleep(RENEW_S)
+        if self._advertisement is not None:
+            await self._withdraw()
+            await self._advertise()
+
+    async def _advertise(self) -> None:
+        service = self.service
+        lease = service.describe()
+        self._advertisement = await advertise(
+            service.bus,
+            name=f"slipstream-{service.role}",
+            version=lease.version,
+            instance=service.instance,
+            description=service.detail(),
+            metadata={"name": lease.name, "model": lease.model or ""},
+            endpoints=service.endpoints(),
+            stats=service.endpoint_stats,
+        )
+
+    async def _withdraw(self) -> None:
+        advertisement, self._advertisement = self._advertisement, None
+        if advertisement is not None:
+            with contextlib.suppress(BusError):  # cut off: nobody asks us any more
+                await advertisement.close()
+
+    async def _measure(self) -> None:
+        """How late the event loop is, and what the bus has counted since the last time."""
+        loop, telemetry, counts = asyncio.get_running_loop(), self.service.telemetry, self.service.bus.counts
+        told: Counter[str] = Counter()
+        while True:
+            due_s = loop.time() + MEASURE_S
+            await asyncio.sleep(MEASURE_S)
+            lag_s = max(loop.time() - due_s, 0.0)
+            telemetry.observe("event_loop_lag_seconds", lag_s)
             if lag_s > LAG_LOUD_S:
                 log.warning("the event loop stood still for %.1f s", lag_s)
+            for event, number in (counts - told).items():
+                telemetry.count("bus_events", number, event=event)
+            told = counts.copy()
 
 
 async def _bounded(work: Coroutine[Any, Any, None], limit_s: float, what: str) -> None:

@@ -8,11 +8,12 @@ import os
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, ClassVar
 
 from shared.bus.base import Bus
+from shared.bus.discovery import Endpoint
 from shared.config import ServiceConfig
 from shared.fleet import Fleet
 from shared.messages.fleet import WorkerLease
@@ -101,6 +102,14 @@ class Service(ABC):
     def detail(self) -> str:
         """A few words for people once it is ready: a URL, a model."""
         return ""
+
+    def endpoints(self) -> Sequence[Endpoint]:
+        """Subjects that NATS discovery shows of this service: what any client may ask."""
+        return ()
+
+    def endpoint_stats(self) -> Mapping[str, Mapping[str, Any]]:
+        """Numbers for `$SRV.STATS`, by endpoint name (see `shared.bus.discovery.Stats`)."""
+        return {}
 
     def report(self, text: str, fraction: float | None = None) -> None:
         """Say what the start is busy with, and how much of it is done (0 to 1). From any thread."""

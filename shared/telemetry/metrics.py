@@ -68,7 +68,7 @@ PROCESS = (
     _counter("fleet_malformed", "Entries of ss_workers that are no lease."),
 )
 
-BUS: tuple[Instrument, ...] = ()
+BUS = (_counter("bus_events", "What the connection to NATS met with: reconnects, drops, denials, by kind.", "event"),)
 
 GATEWAY: tuple[Instrument, ...] = ()
 

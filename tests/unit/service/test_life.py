@@ -1,13 +1,14 @@
 """The order of a life, over a memory bus: what others see of it, and what is undone when it goes wrong."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 
 import pytest
 
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.config import ServiceConfig
-from shared.errors import EnvironmentFault
+from shared.errors import EnvironmentFault, NoResponders
 from shared.fleet import Fleet
 from shared.messages.subjects import Subjects
 from shared.service import run_service
@@ -131,3 +132,26 @@ async def test_a_lost_lease_is_told_and_comes_back_under_a_new_name(bus: MemoryB
         assert other.calls == ["start"]
     assert service.telemetry.total("leases_lost") == 1  # type: ignore[attr-defined]  # NullTelemetry
     await service.bus.close()
+
+
+async def test_whoever_asks_finds_it_while_it_takes_work(bus: MemoryBus, broker: MemoryBroker) -> None:
+    asker = MemoryBus(broker)
+    async with run_service(make_service(bus)):
+        reply = await asker.request("$SRV.INFO.slipstream-decode.aaaaaaaa", b"", timeout_s=5)
+        told = json.loads(reply.payload)
+        assert (told["name"], told["id"], told["metadata"]["name"]) == ("slipstream-decode", "aaaaaaaa", "decode-0")
+    with pytest.raises(NoResponders):
+        await asker.request("$SRV.PING", b"", timeout_s=5)
+    await asker.close()
+
+
+async def test_what_the_bus_counts_comes_out_as_a_metric(bus: MemoryBus) -> None:
+    service = make_service(bus)
+    telemetry = service.telemetry
+    assert isinstance(telemetry, NullTelemetry)
+    async with run_service(service):
+        bus.counts["permission_denied"] += 2
+        await until(lambda: telemetry.total("bus_events", event="permission_denied"))
+        bus.counts["permission_denied"] += 1
+        await until(lambda: telemetry.total("bus_events", event="permission_denied") == 3)
+        assert telemetry.observations[("event_loop_lag_seconds", ())]
