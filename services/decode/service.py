@@ -25,7 +25,7 @@ from shared.errors import BusClosed, BusError, EngineError, SlipstreamError
 from shared.kv.block_pool import BlockPool
 from shared.messages.codec import decode, encode
 from shared.messages.fleet import EndedRequest, WorkerLease, WorkerLoad
-from shared.messages.request import Cancel, DecodeTask
+from shared.messages.request import Cancel, DecodeTask, GenerateRequest
 from shared.messages.session import HeldRequest, Resend, ResendReply, TokenBatch, TokenDelta
 from shared.service import Service
 from shared.telemetry import Telemetry
@@ -49,13 +49,13 @@ class DecodeService(Service):
         super().__init__(config.service, bus, telemetry, instance)
         self.config = config
         self.attempts = Attempts(bus, self.subjects, telemetry, time.monotonic)
-        self._intake = Intake(bus, self.subjects, telemetry, self.attempts, "decode", DecodeTask, self._take)
+        self._reports = Ended()
+        self._intake = Intake(bus, self.subjects, telemetry, self.attempts, "decode", DecodeTask, self._take, self._dropped)
         self._engine_thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._finishing: dict[str, Job] = {}
         """Jobs whose Finish is not answered yet: they can still be resent."""
-        self._reports = Ended()
         self._step_ms = Ewma()
         self._load_rate = Ewma()
         self._engine: Engine | None = None
@@ -283,6 +283,10 @@ class DecodeService(Service):
         chain = Chain(spec.model_digest, task.request, spec.layout.block_size, ()) if is_same_model else None
         self.scheduler.add(Job(task, delivery, chain, time.monotonic()))
         self._wake.set()
+
+    def _dropped(self, request: GenerateRequest) -> None:
+        """Nobody wants it: the routers need not keep it booked."""
+        self._reports.add(request.request_id, request.epoch)
 
     def _on_cancel(self, cancel: Cancel) -> None:
         for job in [*self.scheduler.jobs.values(), *self._finishing.values()]:

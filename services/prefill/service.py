@@ -23,7 +23,7 @@ from shared.kv.block_pool import BlockPool
 from shared.kv.slot_copy import BlockToStore
 from shared.messages.codec import encode
 from shared.messages.fleet import EndedRequest, WorkerLease, WorkerLoad
-from shared.messages.request import Cancel, DecodeTask, PrefillTask
+from shared.messages.request import Cancel, DecodeTask, GenerateRequest, PrefillTask
 from shared.messages.session import HeldRequest
 from shared.service import Service
 from shared.telemetry import Telemetry
@@ -46,11 +46,11 @@ class PrefillService(Service):
         super().__init__(config.service, bus, telemetry, instance)
         self.config = config
         self.attempts = Attempts(bus, self.subjects, telemetry, time.monotonic)
-        self._intake = Intake(bus, self.subjects, telemetry, self.attempts, "prefill", PrefillTask, self._take)
+        self._reports = Ended()
+        self._intake = Intake(bus, self.subjects, telemetry, self.attempts, "prefill", PrefillTask, self._take, self._dropped)
         self._engine_thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
-        self._reports = Ended()
         self._ready: list[Job] = []
         """Placed and loaded, in order: these compute."""
         self._handing_over: dict[str, Job] = {}
@@ -280,6 +280,10 @@ class PrefillService(Service):
         chain = Chain(spec.model_digest, request, spec.layout.block_size, ()) if is_same_model and self.config.kv_dir else None
         self.scheduler.add(Job(task, delivery, chain, spec.layout.block_size, time.monotonic()))
         self._wake.set()
+
+    def _dropped(self, request: GenerateRequest) -> None:
+        """Nobody wants it: the routers need not keep it booked."""
+        self._reports.add(request.request_id, request.epoch)
 
     def _on_cancel(self, cancel: Cancel) -> None:
         for job in [*self.scheduler.jobs.values(), *self._handing_over.values()]:

@@ -72,7 +72,20 @@ BUS = (_counter("bus_events", "What the connection to NATS met with: reconnects,
 
 GATEWAY: tuple[Instrument, ...] = ()
 
-ROUTER: tuple[Instrument, ...] = ()
+ROUTER = (
+    _counter("router_routed", "Requests routed, by whether prefill was put apart and why (not).", "reason"),
+    _counter("router_refused", "Requests that ended here, by error code.", "reason"),
+    _counter("router_dropped", "Requests that left the queue because nobody wants them.", "reason"),
+    _counter("router_requeued", "Requests whose task could not be queued at a worker.", "reason"),
+    _counter("router_overlap_tokens", "Prompt tokens that the chosen decode worker or its host had."),
+    _counter("router_prompt_tokens", "Prompt tokens routed."),
+    _counter("router_snapshots", "Snapshots fetched because a source's events had a gap or were new.", "outcome"),
+    _counter("router_dead_letters", "Tasks given up after too many deliveries.", "queue"),
+    _gauge("router_queued", "Requests that wait."),
+    _gauge("router_index_blocks", "Distinct blocks in the index."),
+    _histogram("router_decision_seconds", "One decision.", SHORT_SECONDS),
+    _histogram("router_queue_seconds", "From taken to routed.", REQUEST_SECONDS),
+)
 
 PREFILL = (
     _counter("prefill_tasks", "Prefill tasks that ended, by outcome.", "outcome"),

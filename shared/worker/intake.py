@@ -30,7 +30,7 @@ Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
 
 class Intake(Generic[T]):
     """Every task addressed to `instance` is taken at once; routers bound how many there are. Malformed tasks are terminated, unwanted ones
-    acked; the rest goes to `take`."""
+    acked and told to `dropped`; the rest goes to `take`."""
 
     def __init__(
         self,
@@ -41,6 +41,7 @@ class Intake(Generic[T]):
         queue: Literal["prefill", "decode"],
         task_type: type[T],
         take: Take[T],
+        dropped: Callable[[GenerateRequest], None],
     ) -> None:
         self._bus = bus
         self._subjects = subjects
@@ -49,6 +50,7 @@ class Intake(Generic[T]):
         self._queue = queue
         self._task_type: type[T] = task_type
         self._take: Take[T] = take
+        self._dropped = dropped
         self._consumer: Consumer | None = None
         self._asking: set[asyncio.Task[None]] = set()
 
@@ -98,6 +100,7 @@ class Intake(Generic[T]):
             self._take(task, delivery)
         else:
             self._telemetry.count("unwanted_attempts", reason="not_wanted")
+            self._dropped(request)
             await acknowledge(delivery)
 
 

@@ -1,0 +1,204 @@
+"""Who holds which block: the exact index. Fed by KV events; the only source of overlap.
+
+A holder is one tier of one source (a worker's device pool, a host's DRAM or SSD) and owns one bit; a block maps to the bits of its
+holders. Events of a source carry epoch and sequence: a gap makes it DEGRADED until a snapshot is in. Pure: no clock, no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+from shared.kv.hashing import split
+from shared.messages.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent, KvEventBatch, KvSnapshot
+from shared.types import KEY_BYTES, Tier
+
+MAX_BUFFERED = 4096
+"""Batches kept while a snapshot is fetched. More: the snapshot is asked for again."""
+MAX_BLOCKS_PER_BATCH = 65_536
+
+SourceState = Literal["EXACT", "DEGRADED"]
+
+
+class Holder(NamedTuple):
+    """A tier of a source."""
+
+    source: str
+    tier: Tier
+
+
+class Source:
+    """What the index knows of one event source."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.state: SourceState = "DEGRADED"
+        self.epoch = 0
+        self.sequence = 0
+        self.bits: dict[Tier, int] = {}
+        self.keys: dict[Tier, set[bytes]] = {}
+        self.buffered: list[KvEventBatch] = []
+
+
+class PrefixIndex:
+    """All operations are O(1) a block."""
+
+    def __init__(self) -> None:
+        self._holders: dict[bytes, int] = {}
+        self._sources: dict[str, Source] = {}
+        self._by_bit: list[Holder | None] = []
+        self._free_bits: list[int] = []
+        self.num_rejected = 0
+        """Batches that were no sense: too large, of a dead epoch, unknown tiers."""
+
+    def __len__(self) -> int:
+        """Distinct blocks."""
+        return len(self._holders)
+
+    # -- look-up -------------------------------------------------------------------------------------------------------
+    def overlap(self, keys: Sequence[bytes]) -> dict[Holder, int]:
+        """Length of the leading run of `keys` at every holder that has the first."""
+        runs: dict[Holder, int] = {}
+        alive = -1
+        length = 0
+        get = self._holders.get
+        for key in keys:
+            bits = get(key, 0) & alive
+            if bits != alive:
+                if length:
+                    self._note(alive & ~bits, length, runs)
+                if not bits:
+                    return runs
+                alive = bits
+            length += 1
+        if length:
+            self._note(alive, length, runs)
+        return runs
+
+    def _note(self, bits: int, length: int, runs: dict[Holder, int]) -> None:
+        while bits:
+            low = bits & -bits
+            holder = self._by_bit[low.bit_length() - 1]
+            if holder is not None:
+                runs[holder] = length
+            bits ^= low
+
+    # -- events --------------------------------------------------------------------------------------------------------
+    def apply(self, batch: KvEventBatch) -> bool:
+        """Take a batch. False: the source is DEGRADED now (or still), and a snapshot of it is needed."""
+        if sum(len(event.block_keys) for event in batch.events if not isinstance(event, BlocksCleared)) > MAX_BLOCKS_PER_BATCH * KEY_BYTES:
+            self.num_rejected += 1
+            return True
+        source = self._source(batch.source)
+        if batch.epoch < source.epoch:
+            self.num_rejected += 1
+            return True
+        if source.state == "EXACT" and batch.epoch == source.epoch:
+            if batch.sequence <= source.sequence:
+                return True  # a duplicate
+            if batch.sequence == source.sequence + 1:
+                self._apply_events(source, batch.events)
+                source.sequence = batch.sequence
+                return True
+        if batch.epoch > source.epoch and batch.sequence == 1:
+            self._clear(source)  # a fresh start: nothing came before this batch
+            source.epoch, source.sequence, source.state = batch.epoch, 1, "EXACT"
+            self._apply_events(source, batch.events)
+            return True
+        source.state = "DEGRADED"
+        source.buffered.append(batch)
+        del source.buffered[:-MAX_BUFFERED]
+        return False
+
+    def install(self, name: str, pages: Sequence[KvSnapshot]) -> bool:
+        """Replace what is known of a source by its snapshot, then apply the batches that came meanwhile. False: one of them is missing."""
+        source = self._source(name)
+        first = pages[0]
+        if first.epoch < source.epoch or any(page.epoch != first.epoch for page in pages):
+            return False
+        self._clear(source)
+        for page in pages:
+            self._apply_events(source, page.entries)
+        source.epoch, source.sequence, source.state = first.epoch, first.sequence, "EXACT"
+        buffered, source.buffered = source.buffered, []
+        is_whole = True
+        for batch in buffered:  # every one, even behind a gap: those are kept for the next snapshot
+            is_whole = self.apply(batch) and is_whole
+        return is_whole
+
+    def drop(self, name: str) -> None:
+        """A source is gone with all it held."""
+        source = self._sources.pop(name, None)
+        if source is not None:
+            self._clear(source)
+            for bit in source.bits.values():
+                self._by_bit[bit] = None
+                self._free_bits.append(bit)
+
+    def state_of(self, name: str) -> SourceState | None:
+        source = self._sources.get(name)
+        return source.state if source else None
+
+    def num_blocks(self, name: str, tier: Tier) -> int:
+        source = self._sources.get(name)
+        return len(source.keys.get(tier, ())) if source else 0
+
+    def summary(self) -> dict[str, dict[str, int]]:
+        """Source → tier → number of blocks."""
+        return {name: {tier: len(keys) for tier, keys in source.keys.items()} for name, source in self._sources.items()}
+
+    def dump(self) -> dict[str, dict[str, list[str]]]:
+        """Everything, sorted: source → tier → keys in hex. Two routers that heard the same are equal."""
+        return {
+            name: {tier: sorted(key.hex() for key in keys) for tier, keys in sorted(source.keys.items()) if keys}
+            for name, source in sorted(self._sources.items())
+        }
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+    def _source(self, name: str) -> Source:
+        source = self._sources.get(name)
+        if source is None:
+            source = self._sources[name] = Source(name)
+        return source
+
+    def _apply_events(self, source: Source, events: Iterable[KvEvent]) -> None:
+        for event in events:
+            match event:
+                case BlocksStored():
+                    self._store(source, event.tier, split(event.block_keys, KEY_BYTES))
+                case BlocksRemoved():
+                    self._remove(source, event.tier, split(event.block_keys, KEY_BYTES))
+                case BlocksCleared():
+                    self._clear(source)
+
+    def _store(self, source: Source, tier: Tier, keys: Iterable[bytes]) -> None:
+        mask, held, holders = 1 << self._bit(source, tier), source.keys[tier], self._holders
+        for key in keys:
+            holders[key] = holders.get(key, 0) | mask
+            held.add(key)
+
+    def _remove(self, source: Source, tier: Tier, keys: Iterable[bytes]) -> None:
+        mask, held, holders = 1 << self._bit(source, tier), source.keys[tier], self._holders
+        for key in keys:
+            if key in held:
+                held.remove(key)
+                rest = holders[key] & ~mask
+                if rest:
+                    holders[key] = rest
+                else:
+                    del holders[key]
+
+    def _clear(self, source: Source) -> None:
+        for tier, keys in source.keys.items():
+            self._remove(source, tier, list(keys))
+
+    def _bit(self, source: Source, tier: Tier) -> int:
+        bit = source.bits.get(tier)
+        if bit is None:
+            bit = self._free_bits.pop() if self._free_bits else len(self._by_bit)
+            if bit == len(self._by_bit):
+                self._by_bit.append(None)
+            self._by_bit[bit] = Holder(source.name, tier)
+            source.bits[tier] = bit
+            source.keys[tier] = set()
+        return bit

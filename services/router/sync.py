@@ -1,0 +1,96 @@
+"""Keeps the index true: applies KV events as they come, and fetches a snapshot of every source that is new or has a gap."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, Literal
+
+from services.router.index import PrefixIndex
+from shared.bus.base import Bus
+from shared.errors import BusClosed, BusError, MalformedMessage
+from shared.messages.codec import decode, encode
+from shared.messages.fleet import WorkerLease
+from shared.messages.kv import KvEventBatch, KvSnapshot, KvSnapshotRequest
+from shared.messages.subjects import Subjects
+from shared.telemetry import Telemetry
+
+PAGE_S = 2.0
+RETRY_S = 0.2
+MAX_PAGES = 4096
+
+Kind = Literal["worker", "host"]
+Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
+
+log = logging.getLogger(__name__)
+
+
+class IndexSync:
+    """One snapshot at a time a source; sources come and go with their leases."""
+
+    def __init__(self, bus: Bus, subjects: Subjects, telemetry: Telemetry, index: PrefixIndex, spawn: Spawn) -> None:
+        self._bus = bus
+        self._subjects = subjects
+        self._telemetry = telemetry
+        self._index = index
+        self._spawn = spawn
+        self._kinds: dict[str, Kind] = {}
+        """Sources that are alive."""
+        self._fetching: set[str] = set()
+
+    async def follow(self) -> None:
+        """Apply events for ever."""
+        async for message in await self._bus.subscribe(self._subjects.kv_event("*")):
+            try:
+                batch = decode(KvEventBatch, message.payload)
+            except MalformedMessage as error:
+                self._telemetry.count("malformed_messages", kind="kv_event")
+                log.warning("a batch of KV events was dropped: %s", error)
+                continue
+            if batch.source in self._kinds and not self._index.apply(batch):
+                self._fetch(batch.source)
+
+    def lease(self, lease: WorkerLease, is_alive: bool) -> None:
+        """A worker or store came or went."""
+        source = lease.host if lease.role == "kvstore" else lease.instance
+        if source is None or lease.role not in ("kvstore", "decode", "prefill"):
+            return
+        if not is_alive:
+            self._kinds.pop(source, None)
+            self._index.drop(source)
+        elif source not in self._kinds and lease.state == "ready":
+            self._kinds[source] = "host" if lease.role == "kvstore" else "worker"
+            self._fetch(source)
+
+    def _fetch(self, source: str) -> None:
+        if source not in self._fetching:
+            self._fetching.add(source)
+            self._spawn(self._fetch_until_exact(source), "snapshot")
+
+    async def _fetch_until_exact(self, source: str) -> None:
+        try:
+            while source in self._kinds:
+                try:
+                    pages = await self._pages(source)
+                    if source in self._kinds and self._index.install(source, pages):
+                        self._telemetry.count("router_snapshots", outcome="exact")
+                        return
+                    self._telemetry.count("router_snapshots", outcome="gap")
+                except BusClosed:
+                    raise
+                except BusError as error:
+                    self._telemetry.count("router_snapshots", outcome=error.code)
+                await asyncio.sleep(RETRY_S)
+        finally:
+            self._fetching.discard(source)
+
+    async def _pages(self, source: str) -> list[KvSnapshot]:
+        subject = self._subjects.kv(source, "snapshot") if self._kinds[source] == "host" else self._subjects.worker(source, "snapshot")
+        pages: list[KvSnapshot] = []
+        cursor: int | None = 0
+        while cursor is not None and len(pages) < MAX_PAGES:
+            reply = await self._bus.request(subject, encode(KvSnapshotRequest(cursor)), timeout_s=PAGE_S)
+            pages.append(decode(KvSnapshot, reply.payload))
+            cursor = pages[-1].next_cursor
+        return pages
