@@ -68,9 +68,9 @@ class Intake(Generic[T]):
 
     async def close(self) -> None:
         """Stop pulling and delete the durable: what is queued is the gateways' to submit again."""
-        if self._consumer is not None:
-            await self._consumer.close(delete=True)
-            self._consumer = None
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            await consumer.close(delete=True)
         for task in self._asking:
             task.cancel()
 
