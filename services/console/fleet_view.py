@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator
 
 from services.console.run_folder import Run
@@ -31,6 +32,8 @@ async def visit(run: Run) -> AsyncIterator[tuple[Bus, Subjects]]:
         nats_password_file=run.nats_password_file,
         nats_creds=run.nats_creds,
     )
+    # A visitor's library logs are nobody's business: what matters comes as an error.
+    logging.getLogger().addHandler(logging.NullHandler())
     bus = await connect(config, name="console")
     try:
         yield bus, Subjects(run.namespace)

@@ -10,7 +10,8 @@ from typing import Literal, get_args
 
 import msgspec
 
-from shared.config import parse_size
+from services.gateway.auth import check_exposure
+from shared.config import TrueWords, parse_size
 from shared.engine.config import EngineConfig
 from shared.errors import ConfigError
 from shared.types import Numerics, Role
@@ -77,11 +78,18 @@ def parse_options(argv: Sequence[str]) -> UpOptions:
     for flag, path in (("--keys", options.keys), ("--nats-creds", options.nats_creds)):
         if path and not path.is_file():
             raise ConfigError(flag, str(path), "no such file")
-    is_loopback = options.host in ("127.0.0.1", "localhost", "::1")
-    if "gateway" in options.roles and not is_loopback and not options.keys and os.environ.get("SS_OPEN") != "1":
-        remedy = "Make keys: slipstream keys new --file keys    then: slipstream up --host … --keys keys\nOr let everybody in: SS_OPEN=1"
-        raise ConfigError("--host", options.host, "reachable from other machines, and no key would be asked for", remedy=remedy)
+    if "gateway" in options.roles:
+        _check_exposure(options)
     return options
+
+
+def _check_exposure(options: UpOptions) -> None:
+    try:
+        check_exposure(options.host, options.keys, os.environ.get("SS_OPEN", "").lower() in TrueWords)
+    except ConfigError as error:
+        remedy = "Make keys: slipstream keys new --file keys    then: slipstream up --host … --keys keys\nOr let everybody in: SS_OPEN=1"
+        reason = "reachable from other machines, and no key would be asked for"
+        raise ConfigError("--host", options.host, reason, remedy=remedy) from error
 
 
 def _parser() -> argparse.ArgumentParser:
