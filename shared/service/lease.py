@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Literal
 
@@ -25,14 +26,21 @@ log = logging.getLogger(__name__)
 class OwnLease:
     """One key. It is lost when others may have held the process for dead while it lived:
 
-    - it was not renewed for 3 s of the link clock, which stands still while we know that we are cut off (so: the process was stopped, or
-      the broker refused it), or
+    - it was not renewed for 3 s of the link clock, which stands still while we are cut off (so: the broker refused it), or
+    - it was not renewed for 3 s because the process itself stood still, as `stood_still` tells, or
     - the key is gone although the bucket lived on: it expired while we were cut off and others were not, or somebody deleted it.
 
     A bucket that was wiped, or lost with its server, is no such case: the key is written again.
     """
 
-    def __init__(self, bucket: Bucket, clock: LinkClock, describe: Callable[[], WorkerLease], telemetry: Telemetry) -> None:
+    def __init__(
+        self,
+        bucket: Bucket,
+        clock: LinkClock,
+        describe: Callable[[], WorkerLease],
+        telemetry: Telemetry,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._bucket = bucket
         self._clock = clock
         self._describe = describe
@@ -41,23 +49,36 @@ class OwnLease:
         self._revision = 0
         self._sequence = 0
         self._renewed_s = 0.0
+        """When the last renewal that succeeded began, by the link clock."""
+        self._monotonic = monotonic
+        self._began_s = 0.0
+        """The same by real time."""
+        self._gap_s = 0.0
+        """Real time between the last two."""
+        self._was_missed = False
         self.state: LeaseState = "starting"
 
     async def begin(self) -> None:
         """Write the key, whatever stands there, under the instance that the service has now. An earlier instance's key is deleted."""
-        began_s = self._clock.now()
+        began_s, real_s = self._clock.now(), self._monotonic()
         lease = self._next()
         key = f"{lease.role}.{lease.instance}"
         if self._key not in ("", key):
             await self._bucket.delete(self._key)
         self._key = key
         self._revision = await self._bucket.put(self._key, encode(lease))
-        self._renewed_s = began_s
+        self._renewed_s, self._began_s, self._gap_s, self._was_missed = began_s, real_s, 0.0, False
+
+    def stood_still(self, seconds: float) -> None:
+        """The event loop did nothing for so long. The next `renew` knows whether a renewal was missed by it."""
+        since_s = max(self._gap_s, self._monotonic() - self._began_s)
+        if seconds > LEASE_TTL_S - 2 * RENEW_S and since_s > LEASE_TTL_S:
+            self._was_missed = True
 
     async def renew(self) -> bool:
         """Write the key again, in the present state. False: the lease was lost, nothing was written."""
-        began_s = self._clock.now()
-        if began_s - self._renewed_s > LEASE_TTL_S:
+        began_s, real_s = self._clock.now(), self._monotonic()
+        if self._was_missed or began_s - self._renewed_s > LEASE_TTL_S:
             return False
         try:
             is_ours = await self._write()
@@ -68,7 +89,7 @@ class OwnLease:
             log.warning("the lease could not be renewed: %s", error)
             return True  # the clock decides
         if is_ours:
-            self._renewed_s = began_s
+            self._renewed_s, self._began_s, self._gap_s = began_s, real_s, real_s - self._began_s
         return is_ours
 
     async def end(self) -> None:

@@ -18,7 +18,7 @@ from shared.tasks import cancel_all
 
 STOP_S = 5.0
 MEASURE_S = 0.25
-LAG_LOUD_S = 1.0
+STILL_S = 1.0
 STATES: tuple[LeaseState, ...] = ("starting", "ready", "draining")
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Life:
         try:
             await self._enter("starting")
             service.spawn(self._keep_lease(self._lease), "lease")
-            service.spawn(self._measure(), "measure")
+            service.spawn(self._measure(self._lease), "measure")
             await service.fleet.open(service.spawn)
             await service.start()
             await self._enter("ready")
@@ -131,7 +131,7 @@ class Life:
             with contextlib.suppress(BusError):  # cut off: nobody asks us any more
                 await advertisement.close()
 
-    async def _measure(self) -> None:
+    async def _measure(self, lease: OwnLease) -> None:
         """How late the event loop is, and what the bus has counted since the last time."""
         loop, telemetry, counts = asyncio.get_running_loop(), self.service.telemetry, self.service.bus.counts
         told: Counter[str] = Counter()
@@ -140,8 +140,9 @@ class Life:
             await asyncio.sleep(MEASURE_S)
             lag_s = max(loop.time() - due_s, 0.0)
             telemetry.observe("event_loop_lag_seconds", lag_s)
-            if lag_s > LAG_LOUD_S:
+            if lag_s > STILL_S:
                 log.warning("the event loop stood still for %.1f s", lag_s)
+                lease.stood_still(lag_s)
             for event, number in (counts - told).items():
                 telemetry.count("bus_events", number, event=event)
             told = counts.copy()

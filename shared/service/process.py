@@ -8,6 +8,8 @@ import logging
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Coroutine, Mapping
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -154,12 +156,14 @@ def _on_signals(stopping: asyncio.Event) -> None:
 
 
 def _exit(loop: asyncio.AbstractEventLoop, code: int) -> NoReturn:
-    """Leave, with threads that go on or without them."""
-    try:
-        loop.run_until_complete(asyncio.wait_for(loop.shutdown_default_executor(), THREADS_S))
-    except TimeoutError:
-        log.warning("threads still work: left behind")
+    """Leave, with threads that go on or without them. (The loop's own way to end its executor waits for them without limit.)"""
+    loop.close()
+    deadline_s = time.monotonic() + THREADS_S
+    threads = [thread for thread in threading.enumerate() if thread is not threading.current_thread() and not thread.daemon]
+    for thread in threads:
+        thread.join(max(deadline_s - time.monotonic(), 0.0))
+    if any(thread.is_alive() for thread in threads):
+        log.info("left behind: %s", ", ".join(thread.name for thread in threads if thread.is_alive()))
         logging.shutdown()
         os._exit(code)
-    loop.close()
     sys.exit(code)

@@ -45,7 +45,7 @@ async def world() -> AsyncIterator[World]:
     bus, others, telemetry = MemoryBus(broker), MemoryBus(broker), NullTelemetry()
     described = [make_lease()]
     name = SUBJECTS.bucket("workers")
-    lease = OwnLease(await bus.bucket(name), bus.clock, lambda: described[-1], telemetry)
+    lease = OwnLease(await bus.bucket(name), bus.clock, lambda: described[-1], telemetry, clock)
     yield World(clock, broker, bus, others, await others.bucket(name), telemetry, lease, described)
     await others.close()
     await bus.close()
@@ -73,6 +73,41 @@ async def test_a_process_that_stood_still_has_lost_its_lease(world: World) -> No
     world.clock.advance(3.1)
     assert not await world.lease.renew()
     assert await world.stored() is None, "nothing was written under the old name"
+
+
+async def test_a_stand_still_counts_though_the_link_clock_forgave_it(world: World) -> None:
+    """The link clock cannot tell a process that stood still from a server that was silent."""
+    await world.lease.begin()
+    world.bus.clock.link_down()
+    world.clock.advance(3.1)
+    world.bus.clock.link_up()
+    assert await world.lease.renew(), "a silent server is forgiven"
+    await world.lease.begin()
+    world.bus.clock.link_down()
+    world.clock.advance(3.1)
+    world.bus.clock.link_up()
+    world.lease.stood_still(3.0)
+    assert not await world.lease.renew()
+    await world.lease.begin()
+    assert await world.lease.renew()
+
+
+async def test_a_stand_still_is_noticed_after_a_renewal_too(world: World) -> None:
+    """Which of two timers that are due fires first is chance."""
+    await world.lease.begin()
+    world.bus.clock.link_down()
+    world.clock.advance(3.1)
+    world.bus.clock.link_up()
+    assert await world.lease.renew()
+    world.lease.stood_still(3.0)
+    assert not await world.lease.renew()
+
+
+async def test_a_short_stand_still_is_no_loss(world: World) -> None:
+    await world.lease.begin()
+    world.clock.advance(2.5)
+    world.lease.stood_still(2.4)
+    assert await world.lease.renew()
 
 
 async def test_a_key_that_expired_while_others_went_on_is_lost(world: World) -> None:
