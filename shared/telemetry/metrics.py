@@ -70,7 +70,21 @@ PROCESS = (
 
 BUS = (_counter("bus_events", "What the connection to NATS met with: reconnects, drops, denials, by kind.", "event"),)
 
-GATEWAY: tuple[Instrument, ...] = ()
+GATEWAY = (
+    _counter("requests", "Client calls that ended, by front door and finish reason or error code.", "door", "outcome"),
+    _counter("http_errors", "HTTP replies that are errors, by code.", "code"),
+    _counter("nats_refused", "Calls on the NATS door that ended in an error.", "reason"),
+    _counter("session_events", "What a session met besides tokens in order.", "event"),
+    _counter("usage_dropped", "Usage records that could not be published."),
+    _counter("vllm:prompt_tokens", "Prompt tokens of calls that ended.", "model_name"),
+    _counter("vllm:generation_tokens", "Output tokens of calls that ended.", "model_name"),
+    _counter("vllm:prefix_cache_queries", "Prompt tokens looked up.", "model_name"),
+    _counter("vllm:prefix_cache_hits", "Prompt tokens reused.", "model_name"),
+    _counter("vllm:request_success", "Calls that ended well.", "finished_reason", "model_name"),
+    _histogram("vllm:time_to_first_token_seconds", "From the call to its first token.", REQUEST_SECONDS, "model_name"),
+    _histogram("vllm:inter_token_latency_seconds", "Mean time between the tokens of a call.", SHORT_SECONDS, "model_name"),
+    _histogram("vllm:e2e_request_latency_seconds", "From the call to its end.", REQUEST_SECONDS, "model_name"),
+)
 
 ROUTER = (
     _counter("router_routed", "Requests routed, by whether prefill was put apart and why (not).", "reason"),

@@ -1,0 +1,177 @@
+"""One client call in work: its choices' sessions, merged into one flow of events that both doors render."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Literal
+
+import msgspec
+
+from services.gateway.admission import Admitted
+from services.gateway.openai import GenerationBody
+from services.gateway.sessions import Sessions, Stream
+from services.gateway.text import ChoiceText
+from shared.errors import RequestCancelled, SlipstreamError
+from shared.messages.fleet import UsageRecord
+from shared.types import FinishReason, InstanceId, TokenLogprob, Usage
+
+Door = Literal["http", "nats"]
+
+
+class Piece(msgspec.Struct, frozen=True, gc=False):
+    """What one choice has to say: new text (maybe none yet), and at its end the reason."""
+
+    choice: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprob]
+    reason: FinishReason | None = None
+    usage: Usage | None = None
+
+
+class Choice:
+    """One request of the call."""
+
+    def __init__(self, index: int, stream: Stream, text: ChoiceText) -> None:
+        self.index = index
+        self.stream = stream
+        self._text = text
+        self._num_logprobs = 0
+
+    async def pieces(self, sessions: Sessions) -> AsyncIterator[Piece]:
+        """Until the end; a request that failed raises its error."""
+        session = self.stream.session
+        while True:
+            token_ids = await self.stream.next()
+            end = session.end
+            is_last = end is not None and len(session.output) == self.stream.num_read
+            if end is not None and end.error is not None:
+                raise end.error
+            text = self._text.push(token_ids, is_last=is_last, ended_by_token=is_last and end is not None and end.reason == "stop")
+            if self._text.is_stopped and session.end is None:
+                sessions.stop(self.stream)
+            if self._text.is_stopped:
+                is_last = True
+            logprobs = session.logprobs[self._num_logprobs :]
+            self._num_logprobs += len(logprobs)
+            if is_last:
+                done = session.end
+                assert done is not None
+                yield Piece(self.index, text, token_ids, logprobs, "stop" if self._text.is_stopped else done.reason, done.usage)
+                return
+            yield Piece(self.index, text, token_ids, logprobs)
+
+
+class Generation:
+    """Use as a context: leaving it cancels what still runs. `pieces` may be read once."""
+
+    def __init__(self, admitted: Admitted, body: GenerationBody, sessions: Sessions, door: Door, tenant: str) -> None:
+        self.admitted = admitted
+        self.door = door
+        self.tenant = tenant
+        self.started_ns = time.time_ns()
+        self.first_token_ns = 0
+        self.num_output_tokens = 0
+        self._body = body
+        self._sessions = sessions
+        self.choices: list[Choice] = []
+
+    async def __aenter__(self) -> Generation:
+        try:
+            for index, request in enumerate(self.admitted.requests):
+                self.choices.append(Choice(index, await self._sessions.open(request), self._new_text()))
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancel what still runs. Idempotent."""
+        for choice in self.choices:
+            self._sessions.close(choice.stream)
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """Of all choices, as they come."""
+        if len(self.choices) == 1:
+            async for piece in self.choices[0].pieces(self._sessions):
+                self._note(piece)
+                yield piece
+            return
+        queue: asyncio.Queue[Piece | SlipstreamError | None] = asyncio.Queue(64)
+        tasks = [asyncio.create_task(self._pump(choice, queue)) for choice in self.choices]
+        try:
+            left = len(tasks)
+            while left:
+                got = await queue.get()
+                if got is None:
+                    left -= 1
+                elif isinstance(got, SlipstreamError):
+                    raise got
+                else:
+                    self._note(got)
+                    yield got
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _pump(self, choice: Choice, queue: asyncio.Queue[Piece | SlipstreamError | None]) -> None:
+        try:
+            async for piece in choice.pieces(self._sessions):
+                await queue.put(piece)
+        except SlipstreamError as error:
+            await queue.put(error)
+        await queue.put(None)
+
+    def _note(self, piece: Piece) -> None:
+        if not self.first_token_ns and piece.token_ids:
+            self.first_token_ns = time.time_ns()
+        self.num_output_tokens += len(piece.token_ids)
+
+    def _new_text(self) -> ChoiceText:
+        stop = [self._body.stop] if isinstance(self._body.stop, str) else self._body.stop or []
+        model = self.admitted.model
+        ends = model.eos_token_ids | frozenset(self._body.stop_token_ids or [])
+        return ChoiceText(model.tokenizer.stream(), stop, ends, keep_stop=self._body.include_stop_str_in_output)
+
+    # -- what is known afterwards ----------------------------------------------------------------------------------------------
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens reused, of each prompt once (its choices share it)."""
+        usages = [choice.stream.session.end.usage for choice in self.choices if choice.stream.session.end is not None]
+        return sum(usage.num_cached_tokens for usage in usages[:: self.admitted.num_choices])
+
+    def workers(self) -> tuple[InstanceId | None, InstanceId | None]:
+        """(prefill, decode) of the first choice, as far as they are known."""
+        session = self.choices[0].stream.session if self.choices else None
+        return (session.prefill_worker, session.instance) if session else (None, None)
+
+    def record(self, gateway: InstanceId, error: BaseException | None) -> UsageRecord:
+        """For the ledger; no text."""
+        now_ns = time.time_ns()
+        prefill, decode = self.workers()
+        ends = [choice.stream.session.end for choice in self.choices]
+        reasons = [end.reason for end in ends if end is not None and end.reason]
+        outcome = error.code if isinstance(error, SlipstreamError) else RequestCancelled.code if error else reasons[0] if reasons else ""
+        return UsageRecord(
+            request_id=self.admitted.requests[0].request_id,
+            tenant=self.tenant,
+            model=self.admitted.model.card.name,
+            door=self.door,
+            outcome=outcome,
+            num_prompt_tokens=self.admitted.num_prompt_tokens,
+            num_output_tokens=self.num_output_tokens,
+            num_cached_tokens=self.num_cached_tokens,
+            num_migrations=sum(choice.stream.session.num_migrations for choice in self.choices),
+            ttft_ms=(self.first_token_ns - self.started_ns) / 1e6 if self.first_token_ns else 0.0,
+            e2e_ms=(now_ns - self.started_ns) / 1e6,
+            started_at_ns=self.started_ns,
+            gateway=gateway,
+            decode_worker=decode,
+            prefill_worker=prefill,
+        )

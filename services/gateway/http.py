@@ -1,0 +1,341 @@
+"""The HTTP front door: the OpenAI API over Starlette."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from services.gateway.admission import Client, Unsupported, mint_request_id
+from services.gateway.auth import Keys
+from services.gateway.desk import Desk
+from services.gateway.generation import Generation
+from services.gateway.models import Models
+from services.gateway.openai import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody, parse_body
+from services.gateway.reply import Reply, error_body, make_reply
+from services.gateway.schema import openapi
+from shared.errors import BadRequest, BodyTooLarge, NoCapacity, RequestCancelled, RequestError, SlipstreamError
+from shared.telemetry import Telemetry
+
+PING_S = 10.0
+"""A comment keeps proxies from closing a stream that is silent for so long."""
+PUBLIC = frozenset({"/health", "/live"})
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class HttpDoor:
+    """Routes and their handlers. `metrics` gives the text of /metrics."""
+
+    def __init__(self, desk: Desk, models: Models, keys: Keys, telemetry: Telemetry, max_body: int, *, strict_params: bool) -> None:
+        self._desk = desk
+        self._models = models
+        self._keys = keys
+        self._telemetry = telemetry
+        self._max_body = max_body
+        self._strict_params = strict_params
+
+    def app(self) -> ASGIApp:
+        posts: dict[str, Handler] = {
+            "/v1/chat/completions": lambda request: self._generate(request, ChatBody),
+            "/v1/completions": lambda request: self._generate(request, CompletionBody),
+            "/tokenize": self._tokenize,
+            "/v1/tokenize": self._tokenize,
+            "/detokenize": self._detokenize,
+            "/v1/detokenize": self._detokenize,
+        }
+        gets: dict[str, Handler] = {
+            "/v1/models": self._list_models,
+            "/v1/models/{name:path}": self._show_model,
+            "/health": self._health,
+            "/live": self._live,
+            "/openapi.json": self._openapi,
+        }
+        later = ("/v1/embeddings", "/v1/responses", "/v1/messages", "/rerank", "/score")
+        routes = [Route(path, self._guard(handler), methods=["POST"]) for path, handler in posts.items()]
+        routes += [Route(path, self._guard(handler), methods=["GET"]) for path, handler in gets.items()]
+        routes += [Route(path, self._guard(self._not_built), methods=["POST"]) for path in later]
+        handlers: dict[Any, Any] = {404: self._no_route, 405: self._no_method, Exception: self._broken}
+        return RequestIds(Starlette(routes=routes, exception_handlers=handlers))
+
+    # -- every request -----------------------------------------------------------------------------------------------------------
+    def _guard(self, handler: Handler) -> Handler:
+        """Errors become the API's error object; nothing else of them leaves the process."""
+
+        async def guarded(request: Request) -> Response:
+            try:
+                if request.scope["path"] not in PUBLIC:
+                    self._tenant(request)
+                return await handler(request)
+            except SlipstreamError as error:
+                return self._failure(error)
+
+        return guarded
+
+    def _tenant(self, request: Request) -> str:
+        return self._keys.tenant(request.headers.get("authorization", ""))
+
+    def _failure(self, error: SlipstreamError) -> Response:
+        self._telemetry.count("http_errors", code=error.code)
+        headers = {}
+        if isinstance(error, RequestError) and error.retry_after_s is not None:
+            headers = {"retry-after": str(max(round(error.retry_after_s), 1)), "retry-after-ms": str(int(error.retry_after_s * 1000))}
+        if error.status == 401:
+            headers["www-authenticate"] = "Bearer"
+        shown = error if error.status < 500 or isinstance(error, RequestError | Unsupported) else _hidden(error)
+        return respond(error_body(shown), error.status, headers)
+
+    async def _no_route(self, request: Request, _error: Exception) -> Response:
+        try:
+            self._tenant(request)
+        except SlipstreamError as error:
+            return self._failure(error)
+        return respond(error_body(_as_error(404, "not_found", f"there is no {request.method} {request.url.path[:128]}")), 404)
+
+    async def _no_method(self, request: Request, _error: Exception) -> Response:
+        allow = getattr(_error, "headers", None) or {}
+        return respond(error_body(_as_error(405, "method_not_allowed", f"{request.method} is not served here")), 405, dict(allow))
+
+    async def _broken(self, _request: Request, error: Exception) -> Response:
+        log.error("a request failed inside the gateway", exc_info=error)
+        return self._failure(_as_error(500, "internal_error", "internal error"))
+
+    async def _body(self, request: Request) -> bytes:
+        """At most `max_body`; what is larger is not read to its end."""
+        length = request.headers.get("content-length", "")
+        if length.isdecimal() and int(length) > self._max_body:
+            raise BodyTooLarge(f"the body has {length} bytes, the limit is {self._max_body}")
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > self._max_body:
+                raise BodyTooLarge(f"the body has more than {self._max_body} bytes")
+        return bytes(body)
+
+    # -- generating ----------------------------------------------------------------------------------------------------------------
+    async def _generate(self, request: Request, body_type: type[ChatBody] | type[CompletionBody]) -> Response:
+        body, unknown = parse_body(body_type, await self._body(request))
+        if unknown and self._strict_params:
+            raise BadRequest(f"unknown parameters: {', '.join(unknown)}", param=unknown[0])
+        client = Client(self._tenant(request), self._telemetry.mint_traceparent(request.headers.get("traceparent", "")))
+        admitted = await self._desk.admit(body, client)
+        headers = {"x-slipstream-ignored": ", ".join(unknown)[:1024].encode("ascii", "replace").decode()} if unknown else {}
+        stack = contextlib.AsyncExitStack()
+        generation = await stack.enter_async_context(self._desk.generation(admitted, body, client, "http"))
+        try:
+            if not body.stream:
+                return await self._whole(request, generation, body, stack, headers)
+            return await self._streamed(request, generation, body, stack, headers)
+        except BaseException as error:
+            await stack.__aexit__(type(error), error, error.__traceback__)
+            raise
+
+    async def _whole(
+        self, request: Request, generation: Generation, body: GenerationBody, stack: contextlib.AsyncExitStack, headers: dict[str, str]
+    ) -> Response:
+        reply = make_reply(generation, body)
+
+        async def collect() -> None:
+            async for piece in generation.pieces():
+                reply.add(piece)
+
+        await until_gone(request, collect())
+        await stack.aclose()
+        return respond(reply.whole(), 200, headers | told(generation))
+
+    async def _streamed(
+        self, request: Request, generation: Generation, body: GenerationBody, stack: contextlib.AsyncExitStack, headers: dict[str, str]
+    ) -> Response:
+        """The status waits for the first result, so that an early failure is a real HTTP error; after PING_S the stream begins anyway."""
+        reply = make_reply(generation, body)
+        pieces = generation.pieces()
+        first: asyncio.Task[Any] = asyncio.ensure_future(anext(pieces))
+        try:
+            await until_gone(request, _settled(first))
+        except BaseException:
+            first.cancel()
+            raise
+        if first.done() and (error := first.exception()) is not None:
+            raise error
+        frames = self._frames(reply, first, pieces, stack)
+        all_headers = {"cache-control": "no-cache", "x-accel-buffering": "no", **headers}
+        return StreamingResponse(frames, media_type="text/event-stream", headers=all_headers)
+
+    async def _frames(
+        self, reply: Reply, first: asyncio.Task[Any], pieces: AsyncIterator[Any], stack: contextlib.AsyncExitStack
+    ) -> AsyncIterator[bytes]:
+        """SSE frames. A failure after the first byte is an error object; [DONE] ends every stream."""
+        encode = msgspec.json.encode
+        pending = first
+        failure: BaseException | None = None
+        try:
+            while True:
+                done, _ = await asyncio.wait([pending], timeout=PING_S)
+                if not done:
+                    yield b": waiting\n\n"
+                    continue
+                try:
+                    piece = pending.result()
+                except StopAsyncIteration:
+                    break
+                chunks = reply.chunks(piece)
+                if chunks:
+                    yield b"".join([b"data: " + encode(chunk) + b"\n\n" for chunk in chunks])
+                pending = asyncio.ensure_future(anext(pieces))
+            for chunk in reply.last_chunks():
+                yield b"data: " + encode(chunk) + b"\n\n"
+            yield b"data: [DONE]\n\n"
+        except SlipstreamError as error:
+            failure = error
+            self._telemetry.count("http_errors", code=error.code)
+            shown = error if error.status < 500 or isinstance(error, RequestError) else _hidden(error)
+            yield b"data: " + encode(error_body(shown)) + b"\n\ndata: [DONE]\n\n"
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            pending.cancel()
+            if failure is None:
+                await stack.aclose()
+            else:
+                with contextlib.suppress(BaseException):
+                    await stack.__aexit__(type(failure), failure, failure.__traceback__)
+
+    # -- the rest ------------------------------------------------------------------------------------------------------------------
+    async def _tokenize(self, request: Request) -> Response:
+        body, _ = parse_body(TokenizeBody, await self._body(request))
+        model = self._models.get(body.model) if body.model else self._models.default()
+        if body.messages is not None:
+            chat = ChatBody(model=model.card.name, messages=body.messages, add_generation_prompt=body.add_generation_prompt)
+            tokens = await self._desk.admission.chat_prompt(model, chat)
+        elif body.prompt is not None:
+            tokens = await model.tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens)
+        else:
+            raise BadRequest("give prompt or messages", param="prompt")
+        return respond({"tokens": tokens, "count": len(tokens), "max_model_len": model.card.max_model_len})
+
+    async def _detokenize(self, request: Request) -> Response:
+        body, _ = parse_body(DetokenizeBody, await self._body(request))
+        model = self._models.get(body.model) if body.model else self._models.default()
+        if body.tokens and max(body.tokens) >= model.card.vocab_size:
+            raise BadRequest(f"token ids go up to {model.card.vocab_size - 1}", param="tokens")
+        return respond({"prompt": model.tokenizer.decode(body.tokens)})
+
+    async def _list_models(self, _request: Request) -> Response:
+        return respond({"object": "list", "data": self.model_list()})
+
+    def model_list(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "id": model.card.name,
+                "object": "model",
+                "created": 0,
+                "owned_by": "slipstream",
+                "root": model.card.name,
+                "max_model_len": model.card.max_model_len,
+            }
+            for model in self._models.served()
+        ]
+
+    async def _show_model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        self._models.get(name)
+        return respond(next(entry for entry in self.model_list() if entry["id"] == name))
+
+    async def _health(self, _request: Request) -> Response:
+        if self._desk.is_draining:
+            return respond({"status": "draining"}, 503)
+        served = [entry["id"] for entry in self.model_list()]
+        if not served:
+            return respond({"status": "starting", "phase": "waiting for a decode worker"}, 503)
+        return respond({"status": "ok", "models": served, "requests": self._desk.num_open})
+
+    async def _live(self, _request: Request) -> Response:
+        return respond({"status": "ok"})
+
+    async def _openapi(self, _request: Request) -> Response:
+        return respond(openapi())
+
+    async def _not_built(self, request: Request) -> Response:
+        raise Unsupported(f"{request.url.path} is not served yet")
+
+
+class RequestIds:
+    """Every response carries `x-request-id`: the client's if it is harmless, else one of ours."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
+        from_client = _REQUEST_ID.fullmatch(given) is not None
+        request_id = given if from_client else mint_request_id()
+
+        async def with_id(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        await self._app(scope, receive, with_id)
+
+
+async def until_gone(request: Request, work: Awaitable[None]) -> None:
+    """Do `work`, but no longer than the client stays. Raises RequestCancelled when it left."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise RequestCancelled("the client went away")
+        task.result()
+    finally:
+        for one in (task, gone):
+            one.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _settled(task: asyncio.Task[Any]) -> None:
+    await asyncio.wait([task], timeout=PING_S)
+
+
+def told(generation: Generation) -> dict[str, str]:
+    """Where it ran, as response headers."""
+    prefill, decode = generation.workers()
+    headers = {"x-slipstream-cached-tokens": str(generation.num_cached_tokens)}
+    return headers | ({"x-slipstream-decode": decode} if decode else {}) | ({"x-slipstream-prefill": prefill} if prefill else {})
+
+
+def respond(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(content), status, headers, "application/json")
+
+
+def _hidden(error: SlipstreamError) -> SlipstreamError:
+    """Inside faults keep their code, not their words."""
+    return _as_error(error.status, error.code, "the request failed inside the system; see its logs")
+
+
+def _as_error(status: int, code: str, message: str) -> SlipstreamError:
+    error = NoCapacity(message) if status == 503 else SlipstreamError(message)
+    error.status, error.code = status, code  # type: ignore[misc]
+    return error

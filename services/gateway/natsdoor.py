@@ -1,0 +1,131 @@
+"""The NATS front door: the same bodies as over HTTP, replies on the caller's inbox (DESIGN 8).
+
+`stream: true`: a message a chunk, an empty message ends. Otherwise one reply. An error stands in `Nats-Service-Error` and
+`Nats-Service-Error-Code`, with the API's error object as payload. The API key travels in an `Authorization` header.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+
+from services.gateway.admission import Client
+from services.gateway.auth import Keys
+from services.gateway.desk import Desk
+from services.gateway.http import HttpDoor
+from services.gateway.openai import ChatBody, CompletionBody, GenerationBody, parse_body
+from services.gateway.reply import error_body, make_reply
+from shared.bus.base import Bus, Message, Subscription
+from shared.errors import BadRequest, BusClosed, BusError, SlipstreamError
+from shared.messages.subjects import Subjects
+from shared.telemetry import Telemetry
+
+QUEUE = "gateway"
+INBOX = "_INBOX"
+CONCURRENCY = 1024
+
+log = logging.getLogger(__name__)
+
+Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
+
+
+class NatsDoor:
+    """Gateways share the subjects through a queue group. A task a call."""
+
+    def __init__(self, bus: Bus, subjects: Subjects, desk: Desk, http: HttpDoor, keys: Keys, telemetry: Telemetry, spawn: Spawn) -> None:
+        self._bus = bus
+        self._subjects = subjects
+        self._desk = desk
+        self._http = http
+        self._keys = keys
+        self._telemetry = telemetry
+        self._spawn = spawn
+        self._subscriptions: list[Subscription] = []
+        self._free = asyncio.Semaphore(CONCURRENCY)
+        self._calls: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        generate = await self._bus.subscribe(self._subjects.front_door("generate"), queue=QUEUE)
+        self._subscriptions.append(generate)
+        self._subscriptions.append(await self._bus.serve(self._subjects.front_door("models"), self._models, queue=QUEUE))
+        self._spawn(self._follow(generate), "nats-door")
+
+    async def close(self) -> None:
+        """Take no more calls; those in work go on."""
+        for subscription in self._subscriptions:
+            await subscription.close()
+
+    async def _follow(self, calls: Subscription) -> None:
+        async for message in calls:
+            if not message.reply.startswith(INBOX):
+                self._telemetry.count("nats_refused", reason="no_inbox")
+                continue
+            await self._free.acquire()
+            task = asyncio.create_task(self._call(message))
+            self._calls.add(task)
+            task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._calls.discard(task)
+        self._free.release()
+
+    async def _call(self, message: Message) -> None:
+        try:
+            await self._generate(message)
+        except BusClosed as error:
+            log.info("a call ended with the connection: %s", error)
+        except SlipstreamError as error:
+            await self._refuse(message.reply, error)
+        except Exception:
+            log.exception("a call failed inside the gateway")
+            await self._refuse(message.reply, SlipstreamError("internal error"))
+
+    async def _generate(self, message: Message) -> None:
+        headers = {name.lower(): value for name, value in message.headers.items()}
+        tenant = self._keys.tenant(headers.get("authorization", ""))
+        body = parse_call(message.payload)
+        client = Client(tenant, self._telemetry.mint_traceparent(headers.get("traceparent", "")))
+        admitted = await self._desk.admit(body, client)
+        async with self._desk.generation(admitted, body, client, "nats") as generation:
+            reply = make_reply(generation, body)
+            async for piece in generation.pieces():
+                if body.stream:
+                    for chunk in reply.chunks(piece):
+                        await self._bus.publish(message.reply, msgspec.json.encode(chunk))
+                else:
+                    reply.add(piece)
+        if not body.stream:
+            await self._bus.publish(message.reply, msgspec.json.encode(reply.whole()))
+            return
+        for chunk in reply.last_chunks():
+            await self._bus.publish(message.reply, msgspec.json.encode(chunk))
+        await self._bus.publish(message.reply, b"", headers={"ss-final": "1"})
+
+    async def _refuse(self, inbox: str, error: SlipstreamError) -> None:
+        self._telemetry.count("nats_refused", reason=error.code)
+        headers = {"Nats-Service-Error": error.message.replace("\r", " ").replace("\n", " "), "Nats-Service-Error-Code": str(error.status)}
+        try:
+            await self._bus.publish(inbox, msgspec.json.encode(error_body(error)), headers=headers)
+            await self._bus.publish(inbox, b"", headers={"ss-final": "1"})
+        except BusError as lost:
+            log.info("an error could not be told to its caller: %s", lost)
+
+    async def _models(self, _message: Message) -> bytes:
+        return msgspec.json.encode({"object": "list", "data": self._http.model_list()})
+
+
+def parse_call(payload: bytes) -> GenerationBody:
+    """JSON or msgpack; chat if it has `messages`, else a completion."""
+    is_msgpack = payload.lstrip()[:1] != b"{"
+    try:
+        fields = msgspec.msgpack.decode(payload) if is_msgpack else msgspec.json.decode(payload, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise BadRequest("the payload is neither a JSON object nor a msgpack map") from error
+    if not isinstance(fields, dict):
+        raise BadRequest("the payload is neither a JSON object nor a msgpack map")
+    body_type: type[ChatBody] | type[CompletionBody] = ChatBody if "messages" in fields else CompletionBody
+    return parse_body(body_type, payload, is_msgpack=is_msgpack)[0]

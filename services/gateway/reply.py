@@ -1,0 +1,180 @@
+"""Replies in the OpenAI API's shapes, whole or in chunks. Both doors use them; only the framing differs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from services.gateway.generation import Generation, Piece
+from services.gateway.openai import ChatBody, CompletionBody, GenerationBody
+from services.gateway.tokenizer import Tokenizer
+from shared.errors import RequestError, SlipstreamError
+from shared.types import TokenLogprob
+
+Json = dict[str, Any]
+
+
+def error_body(error: SlipstreamError) -> Json:
+    """The API's error object: all four keys, nothing but what is safe to show."""
+    kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+    kind = kinds.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
+    param = error.param if isinstance(error, RequestError) else None
+    return {"error": {"message": error.message, "type": kind, "param": param, "code": error.code}}
+
+
+class Reply(ABC):
+    """Renders the pieces of one generation. `chunks` for streams, `whole` at the end for the rest."""
+
+    object_name: str
+    chunk_name: str
+    id_prefix: str
+
+    def __init__(self, generation: Generation, body: GenerationBody) -> None:
+        self._generation = generation
+        self._tokenizer: Tokenizer = generation.admitted.model.tokenizer
+        options = body.stream_options
+        self._with_usage = bool(options and options.include_usage)
+        self._continuous = self._with_usage and bool(options and options.continuous_usage_stats)
+        self._head: Json = {
+            "id": f"{self.id_prefix}-{generation.admitted.requests[0].request_id}",
+            "object": self.chunk_name,
+            "created": generation.started_ns // 1_000_000_000,
+            "model": generation.admitted.model.card.name,
+        }
+        self._begun: set[int] = set()
+        num = len(generation.admitted.requests)
+        self._texts: list[list[str]] = [[] for _ in range(num)]
+        self._reasons: list[str | None] = [None] * num
+        self._logprobs: list[list[tuple[int, TokenLogprob]]] = [[] for _ in range(num)]
+
+    # -- streams ---------------------------------------------------------------------------------------------------------------
+    def chunks(self, piece: Piece) -> list[Json]:
+        """What to send for a piece; maybe nothing."""
+        made = []
+        if piece.choice not in self._begun:
+            self._begun.add(piece.choice)
+            made += self._first(piece.choice)
+        if piece.text or piece.reason is not None or piece.logprobs:
+            made.append(self._chunk(piece.choice, piece.text, piece.reason, self._render_logprobs(self._pairs(piece))))
+        return made
+
+    def last_chunks(self) -> list[Json]:
+        """Behind all choices: the usage, if it was asked for."""
+        return [{**self._head, "choices": [], "usage": self.usage()}] if self._with_usage else []
+
+    def _wrap(self, choice: Json) -> Json:
+        chunk: Json = {**self._head, "choices": [choice]}
+        if self._with_usage:
+            chunk["usage"] = self.usage() if self._continuous else None
+        return chunk
+
+    # -- whole -----------------------------------------------------------------------------------------------------------------
+    def add(self, piece: Piece) -> None:
+        """Keep a piece for `whole`."""
+        self._texts[piece.choice].append(piece.text)
+        self._logprobs[piece.choice] += self._pairs(piece)
+        self._reasons[piece.choice] = piece.reason
+
+    def whole(self) -> Json:
+        """After the last piece."""
+        choices = [
+            self._choice(index, "".join(texts), self._reasons[index], self._render_logprobs(self._logprobs[index]))
+            for index, texts in enumerate(self._texts)
+        ]
+        return {**self._head, "object": self.object_name, "choices": choices, "usage": self.usage()}
+
+    def usage(self) -> Json:
+        generation = self._generation
+        prompt, output = generation.admitted.num_prompt_tokens, generation.num_output_tokens
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": output,
+            "total_tokens": prompt + output,
+            "prompt_tokens_details": {"cached_tokens": generation.num_cached_tokens},
+        }
+
+    @staticmethod
+    def _pairs(piece: Piece) -> list[tuple[int, TokenLogprob]]:
+        return list(zip(piece.token_ids, piece.logprobs, strict=False))
+
+    @abstractmethod
+    def _first(self, index: int) -> list[Json]:
+        """Before a choice's first text."""
+
+    @abstractmethod
+    def _chunk(self, index: int, text: str, reason: str | None, logprobs: Json | None) -> Json: ...
+
+    @abstractmethod
+    def _choice(self, index: int, text: str, reason: str | None, logprobs: Json | None) -> Json: ...
+
+    @abstractmethod
+    def _render_logprobs(self, pairs: list[tuple[int, TokenLogprob]]) -> Json | None: ...
+
+
+class ChatReply(Reply):
+    object_name = "chat.completion"
+    chunk_name = "chat.completion.chunk"
+    id_prefix = "chatcmpl"
+
+    def _first(self, index: int) -> list[Json]:
+        return [self._wrap({"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None})]
+
+    def _chunk(self, index: int, text: str, reason: str | None, logprobs: Json | None) -> Json:
+        return self._wrap({"index": index, "delta": {"content": text}, "logprobs": logprobs, "finish_reason": reason})
+
+    def _choice(self, index: int, text: str, reason: str | None, logprobs: Json | None) -> Json:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
+
+    def _render_logprobs(self, pairs: list[tuple[int, TokenLogprob]]) -> Json | None:
+        if not pairs:
+            return None
+        return {"content": [self._token(token_id, one.logprob) | {"top_logprobs": self._top(one)} for token_id, one in pairs]}
+
+    def _top(self, one: TokenLogprob) -> list[Json]:
+        return [self._token(token_id, logprob) for token_id, logprob in zip(one.top_ids, one.top_logprobs, strict=True)]
+
+    def _token(self, token_id: int, logprob: float) -> Json:
+        text = self._tokenizer.token_text(token_id)
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+class CompletionReply(Reply):
+    object_name = "text_completion"
+    chunk_name = "text_completion"
+    id_prefix = "cmpl"
+
+    def __init__(self, generation: Generation, body: CompletionBody) -> None:
+        super().__init__(generation, body)
+        admitted = generation.admitted
+        self._echo = [self._tokenizer.decode(prompt) for prompt in admitted.prompts] if body.echo else []
+
+    def _echoed(self, index: int) -> str:
+        return self._echo[index // self._generation.admitted.num_choices] if self._echo else ""
+
+    def _first(self, index: int) -> list[Json]:
+        return [self._chunk(index, self._echoed(index), None, None)] if self._echo else []
+
+    def _chunk(self, index: int, text: str, reason: str | None, logprobs: Json | None) -> Json:
+        return self._wrap({"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason})
+
+    def _choice(self, index: int, text: str, reason: str | None, logprobs: Json | None) -> Json:
+        return {"index": index, "text": self._echoed(index) + text, "logprobs": logprobs, "finish_reason": reason}
+
+    def _render_logprobs(self, pairs: list[tuple[int, TokenLogprob]]) -> Json | None:
+        if not pairs:
+            return None
+        tokens = [self._tokenizer.token_text(token_id) for token_id, _ in pairs]
+        offsets = [sum(map(len, tokens[:at])) for at in range(len(tokens))]
+        top = [
+            {self._tokenizer.token_text(token_id): value for token_id, value in zip(one.top_ids, one.top_logprobs, strict=True)}
+            for _, one in pairs
+        ]
+        return {"tokens": tokens, "token_logprobs": [one.logprob for _, one in pairs], "top_logprobs": top, "text_offset": offsets}
+
+
+def make_reply(generation: Generation, body: GenerationBody) -> Reply:
+    if isinstance(body, CompletionBody):
+        return CompletionReply(generation, body)
+    assert isinstance(body, ChatBody)
+    return ChatReply(generation, body)

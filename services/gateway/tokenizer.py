@@ -1,0 +1,131 @@
+"""Text to tokens and back, and the model's chat template (sandboxed). The only importer of tokenizers and jinja2."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.sandbox
+from tokenizers import Tokenizer as HfTokenizer
+from tokenizers.decoders import DecodeStream
+
+from shared.errors import BadRequest, ModelFault
+
+LONG_TEXT_CHARS = 12_000
+"""About 4,000 tokens: above this, tokenising leaves the event loop."""
+
+
+class TemplateRefusal(jinja2.TemplateError):
+    """The template itself refused the messages (`raise_exception`)."""
+
+
+class Tokenizer:
+    """One model's tokenizer and template, read once."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            self._tokenizer = HfTokenizer.from_file(str(folder / "tokenizer.json"))
+            config = json.loads((folder / "tokenizer_config.json").read_text())
+        except Exception as error:  # the tokenizers package raises plain Exception
+            raise ModelFault(f"{folder}: the tokenizer cannot be read: {error}", remedy="Set SS_TOKENIZER_PATH") from error
+        self._special = {name: _text_of(config.get(name)) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
+        self._template = _compile(config.get("chat_template"))
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids."""
+        if len(text) > LONG_TEXT_CHARS:
+            return await asyncio.to_thread(self._encode, text, add_special_tokens)
+        return self._encode(text, add_special_tokens)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        try:
+            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        except (UnicodeError, TypeError) as error:  # lone surrogates
+            raise BadRequest("the text is not valid Unicode") from error
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    def token_text(self, token_id: int) -> str:
+        """One token on its own, for logprobs; special tokens show as they are written."""
+        return str(self._tokenizer.decode([token_id], skip_special_tokens=False))
+
+    def render(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
+        """The chat as text. Raises BadRequest if the model has no template, or if it refuses."""
+        if self._template is None:
+            raise BadRequest("this model has no chat template; use /v1/completions", param="messages")
+        try:
+            return self._template.render(messages=list(messages), **self._special, **options)
+        except TemplateRefusal as error:
+            raise BadRequest(f"the chat template refuses these messages: {str(error)[:200]}", param="messages") from error
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+            raise BadRequest("the chat template cannot render these messages", param="messages") from error
+
+    def stream(self) -> TextStream:
+        return TextStream(self._tokenizer)
+
+
+class TextStream:
+    """Tokens in, text out, never half a character: what is not whole yet is held back."""
+
+    def __init__(self, tokenizer: HfTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._unfinished: list[int] = []
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """The text that became whole."""
+        pieces = []
+        for token_id in token_ids:
+            piece = self._stream.step(self._tokenizer, token_id)
+            if piece is None:
+                self._unfinished.append(token_id)
+            else:
+                self._unfinished.clear()
+                pieces.append(piece)
+        return "".join(pieces)
+
+    def rest(self) -> str:
+        """At the end: what never became a whole character shows as U+FFFD, as a plain decode would."""
+        text = str(self._tokenizer.decode(self._unfinished, skip_special_tokens=True)) if self._unfinished else ""
+        self._unfinished.clear()
+        return text
+
+
+def _compile(template: object) -> jinja2.Template | None:
+    if isinstance(template, list):  # several, by name
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    if not isinstance(template, str):
+        return None
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols], autoescape=False
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+    try:
+        return environment.from_string(template)
+    except jinja2.TemplateError as error:
+        raise ModelFault(f"the chat template does not compile: {error}") from error
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _refuse(message: str) -> None:
+    raise TemplateRefusal(message)
+
+
+def _text_of(token: object) -> str:
+    """`"</s>"`, or `{"content": "</s>"}`."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else ""
