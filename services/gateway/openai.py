@@ -65,7 +65,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     stop_token_ids: Annotated[list[TokenId], msgspec.Meta(max_length=64)] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
-    seed: Annotated[int, msgspec.Meta(ge=-(2**63), lt=2**63)] | None = None
+    seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, msgspec.Meta(gt=0.0, le=2.0)] | None = None
