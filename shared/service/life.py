@@ -33,6 +33,8 @@ class Life:
         self.service = service
         self._lease: OwnLease | None = None
         self._advertisement: Advertisement | None = None
+        self._shown: dict[str, str] = {}
+        """Labels of service_info."""
 
     async def begin(self) -> None:
         """Returns when the service is ready. If it cannot, everything is undone and the error goes on."""
@@ -85,6 +87,14 @@ class Life:
         await self._lease.begin()
         for each in STATES:
             self.service.telemetry.gauge("service_state", each == state, state=each)
+        self._show_identity()
+
+    def _show_identity(self) -> None:
+        lease = self.service.describe()
+        if self._shown:
+            self.service.telemetry.gauge("service_info", 0, **self._shown)
+        self._shown = {"role": lease.role, "name": lease.name, "instance": lease.instance, "version": lease.version}
+        self.service.telemetry.gauge("service_info", 1, **self._shown)
 
     async def _keep_lease(self, lease: OwnLease) -> None:
         while True:
@@ -107,6 +117,8 @@ class Life:
             except BusError as error:
                 log.warning("the lease could not be written again: %s", error)
                 await asyncio.sleep(RENEW_S)
+        log.warning("the lease is held again, as instance %s", self.service.instance)
+        self._show_identity()
         if self._advertisement is not None:
             await self._withdraw()
             await self._advertise()

@@ -63,7 +63,7 @@ def main(service_type: type[Service], config_type: type[Any]) -> NoReturn:
         code = error.exit_code
     except Exception as error:
         log.exception("the process failed")
-        status.failed(SlipstreamError(f"{type(error).__name__}: {error}", remedy="Its log has the traceback"))
+        status.failed(_as_failure(error))
         code = EXIT_CRASH
     _exit(loop, code)
 
@@ -99,13 +99,13 @@ async def _serve(service: Service, stopping: asyncio.Event, status: StatusPipe) 
     try:
         await _unless(life.begin(), stopping, service.crashed)
     except _Stopped:
-        return _code(service)
+        return _outcome(service, status)
     detail = service.detail()
     log.info("ready%s", f": {detail}" if detail else "")
     status.ready(detail)
     await _first(stopping, service.crashed)
     await (life.end() if service.crash is None else life.abandon())
-    return _code(service)
+    return _outcome(service, status)
 
 
 class _Stopped(Exception):  # no fault
@@ -136,9 +136,18 @@ async def _unless(work: Coroutine[Any, Any, T], *events: asyncio.Event) -> T:
         await asyncio.gather(task, ended, return_exceptions=True)
 
 
-def _code(service: Service) -> int:
+def _as_failure(error: BaseException) -> SlipstreamError:
+    """For the supervisor. The text of a foreign error stays in the log: it may quote what users sent."""
+    if isinstance(error, SlipstreamError):
+        return error
+    return SlipstreamError(f"a bug: {type(error).__name__}", remedy="Its log has the traceback")
+
+
+def _outcome(service: Service, status: StatusPipe) -> int:
+    """The exit code, and why, if a task failed."""
     if service.crash is None:
         return 0
+    status.failed(_as_failure(service.crash))
     return service.crash.exit_code if isinstance(service.crash, SlipstreamError) else EXIT_CRASH
 
 

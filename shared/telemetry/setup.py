@@ -24,5 +24,4 @@ def open_telemetry(config: ServiceConfig, role: Role, instance: str, version: st
         sinks.append(otlp.OtlpSink(name, instance, role, version))
     telemetry = LiveTelemetry(sinks, sections_of(role))
     telemetry.serve(config.metrics_host, config.metrics_port)
-    telemetry.gauge("service_info", 1, role=role, name=name, instance=instance, version=version)
     return telemetry

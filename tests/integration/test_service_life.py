@@ -125,13 +125,14 @@ async def test_a_bad_setting_names_its_variable(start: Start) -> None:
 
 async def test_a_bug_at_the_start_leaves_its_traceback(start: Start) -> None:
     process = await start("bug")
-    assert (await process.until_state("failed"))["message"] == "ZeroDivisionError: a bug"
+    assert (await process.until_state("failed"))["message"] == "a bug: ZeroDivisionError"
     assert await process.ended() == 1
     assert any("ZeroDivisionError: a bug" in line.get("traceback", "") for line in await process.log())
 
 
 async def test_a_task_that_fails_ends_the_process(start: Start, witness: Fleet) -> None:
     process = await start("crash")
+    assert (await process.until_state("failed"))["exit"] == 1
     assert await process.ended() == 1
     assert any("a bug in a task" in line.get("traceback", "") for line in await process.log())
     await until(lambda: not witness.alive())
@@ -175,6 +176,7 @@ async def test_a_connection_that_is_closed_for_good_ends_the_process_with_70(sta
         process = await start(SS_NATS_URL=proxy.url)
         await process.until_state("ready")
         proxy.inject(b"-ERR 'Maximum Payload Violation'\r\n")
+        assert (await process.until_state("failed"))["code"] == "bus_closed"
         assert await process.ended() == 70
 
 
