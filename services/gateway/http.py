@@ -132,7 +132,9 @@ class HttpDoor:
             raise BadRequest(f"unknown parameters: {', '.join(unknown)}", param=unknown[0])
         client = Client(self._tenant(request), self._telemetry.mint_traceparent(request.headers.get("traceparent", "")))
         admitted = await self._desk.admit(body, client)
-        headers = {"x-slipstream-ignored": ", ".join(unknown)[:1024].encode("ascii", "replace").decode()} if unknown else {}
+        headers = {"traceparent": client.traceparent}
+        if unknown:
+            headers["x-slipstream-ignored"] = ", ".join(unknown)[:1024].encode("ascii", "replace").decode()
         stack = contextlib.AsyncExitStack()
         generation = await stack.enter_async_context(self._desk.generation(admitted, body, client, "http"))
         try:
@@ -171,7 +173,7 @@ class HttpDoor:
         if first.done() and (error := first.exception()) is not None:
             raise error
         frames = self._frames(reply, first, pieces, stack)
-        all_headers = {"cache-control": "no-cache", "x-accel-buffering": "no", **headers}
+        all_headers = {"cache-control": "no-cache", "x-accel-buffering": "no", **headers, **told(generation)}
         return StreamingResponse(frames, media_type="text/event-stream", headers=all_headers)
 
     async def _frames(
