@@ -57,6 +57,10 @@ class KvReserve(msgspec.Struct, frozen=True, array_like=True, tag="reserve"):
     """The partition of each block's request, for quotas; one entry stands for all."""
     handoff: bool = False
     """Give a lease even if every block is present: a commit with a handoff host will follow."""
+    number: Count = 0
+    """Of this reservation, counted by the worker from 1 on."""
+    finished_below: Count = 0
+    """The worker writes no more under its reservations with lower numbers, answered or not: their slots are free if they had expired."""
 
 
 class KvReserveReply(msgspec.Struct, frozen=True, array_like=True, tag="reserve_reply"):
@@ -143,7 +147,7 @@ class KvSnapshot(msgspec.Struct, frozen=True, array_like=True, tag="kv_snapshot_
     """One page. Valid together with the events of the same epoch after `sequence` (the sequence when the first page was cut)."""
 
     source: InstanceId
-    epoch: Count
+    epoch: Serial
     sequence: Count
     entries: list[BlocksStored]
     next_cursor: Count | None = None
@@ -181,7 +185,7 @@ class KvEventBatch(msgspec.Struct, frozen=True, array_like=True, tag="kv_events"
     source_kind: Literal["worker", "host"]
     model: str
     """ModelId, or "" if the batch concerns all."""
-    epoch: Count
+    epoch: Serial
     sequence: Count
     events: list[KvEvent]
 
