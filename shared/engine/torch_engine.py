@@ -41,7 +41,7 @@ class TorchEngine(Engine):
 
     def forward(self, batch: Batch) -> list[Sampled]:
         if not batch.items:
-            return []
+            raise EngineError("an empty batch")
         plan = batch.plan(self.spec.layout.block_size)
         try:
             with torch.inference_mode():

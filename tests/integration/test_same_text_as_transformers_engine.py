@@ -1,5 +1,6 @@
 """The engine's greedy tokens are transformers' on the bundled model in float32: alone, eight at once in chunks, and from cached blocks."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -12,10 +13,14 @@ from tests.support.oracle import Oracle, OraclePrompt, load_oracle
 
 PROMPTS = load_oracle()
 
+pytestmark = pytest.mark.timeout(240)
+
 
 @pytest.fixture(scope="module")
 def driver() -> Iterator[EngineDriver]:
-    engine = load(EngineConfig(model=MODEL, numerics="exact", kv_device=400 * 2**20), lambda text, fraction: None)
+    engine = load(
+        EngineConfig(model=MODEL, numerics="exact", kv_device=400 * 2**20, threads=os.cpu_count() or 1), lambda text, fraction: None
+    )
     yield EngineDriver(engine)
     engine.close()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from shared.engine.batch import Batch, BatchItem
 from shared.engine.engine import Engine, Sampled
 from shared.engine.sequence import Sequence
@@ -15,6 +17,7 @@ class EngineDriver:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self._numbers = itertools.count()
         self.reset()
 
     def reset(self) -> None:
@@ -31,7 +34,14 @@ class EngineDriver:
             ]:
                 num_shared += 1
             table = cached.block_table[:num_shared]
-        sequence = Sequence("test", list(token_ids), len(token_ids), sampling, num_computed_tokens=len(table) * size, block_table=table)
+        sequence = Sequence(
+            f"test-{next(self._numbers)}",
+            list(token_ids),
+            len(token_ids),
+            sampling,
+            num_computed_tokens=len(table) * size,
+            block_table=table,
+        )
         while len(table) * size < len(token_ids) + room:
             table.append(self._free.pop())
         return sequence

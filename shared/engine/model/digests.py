@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -68,8 +69,9 @@ class FileDigests:
             place.parent.mkdir(parents=True, exist_ok=True)
             beside.write_bytes(msgspec.json.encode(stamp))
             beside.replace(place)
-        except OSError:  # a read-only cache costs time at the next start, nothing else
-            beside.unlink(missing_ok=True)
+        except OSError:  # a cache that cannot be written costs time at the next start, nothing else
+            with suppress(OSError):
+                beside.unlink()
 
     def _place(self, path: Path) -> Path:
         return self._folder / hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:32]

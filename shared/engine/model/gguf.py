@@ -72,7 +72,10 @@ class GgufTensor:
 
 
 class GgufFile:
-    """A GGUF file, mapped. `metadata` and `tensors` are read at once; tensor bytes when asked for. Raises ModelFault."""
+    """A GGUF file, mapped until the last array of it is gone. `metadata` and `tensors` are read at once, tensor bytes when asked for.
+
+    Raises ModelFault.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -84,15 +87,8 @@ class GgufFile:
         self._at = 0
         try:
             self._read_header()
-        except (ModelFault, UnicodeDecodeError) as error:
-            self._bytes.close()
-            if isinstance(error, ModelFault):
-                raise
+        except UnicodeDecodeError as error:
             raise self._damaged("a name is not UTF-8") from error
-
-    def close(self) -> None:
-        """Unmap the file; arrays returned by `raw` must be gone."""
-        self._bytes.close()
 
     def raw(self, tensor: GgufTensor) -> NDArray[np.uint8]:
         """The tensor's bytes as stored: [rows, bytes of a row], a view of the map."""

@@ -98,7 +98,6 @@ class ModelCache:
             return manifest
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-            gguf.close()
 
     def _manifest(self, folder: Path) -> Manifest | None:
         """The folder's manifest, if it is of this format and every file has the size that it says."""
