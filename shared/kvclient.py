@@ -17,11 +17,11 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from shared.bus.base import Bus
-from shared.errors import BusError, BusTimeout, EnvironmentFault, KvError, NoResponders, StoreAbsent
-from shared.kv.arena import ARENA, Arena, open_arena
+from shared.errors import BusError, BusTimeout, KvError, NoResponders, StoreAbsent
+from shared.kv.arena import Arena
+from shared.kv.attachment import Attachment
 from shared.kv.layout import KvLayout
 from shared.kv.slot_copy import BlockDevice, BlockToStore, Expected, Place, copy_in, copy_out
-from shared.kv.slot_writer import WriterLock
 from shared.messages import kv
 from shared.messages.codec import decode_union, encode
 from shared.messages.subjects import KvVerb, Subjects
@@ -76,37 +76,31 @@ class KvClient:
         self._subjects = subjects
         self._telemetry = telemetry
         self._instance = instance
-        self._directory = kv_dir
         self._layout = layout
         self._model_digest = model_digest
         self._device = device
         self._monotonic = monotonic
-        self._arena: Arena | None = None
-        self._lock: WriterLock | None = None
+        self._attachment = Attachment(kv_dir, instance)
         self._retry_at_s = 0.0
         self._num_copies = 0
-        self._retired: list[Arena] = []
+        self._last_number = 0
+        self._unfinished: set[int] = set()
+        """Numbers of reservations under which we write, or may yet."""
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="kv-copy")
 
     @property
     def host(self) -> HostId | None:
-        return self._arena.host if self._arena is not None else None
+        arena = self._attachment.arena
+        return arena.host if arena is not None else None
 
     async def open(self) -> None:
         """Map the arena, if there is one. No store is no fault."""
-        if self._directory is not None:
-            await self._in_thread(self._attach)
+        await self._in_thread(self._attachment.attach)
 
     async def close(self) -> None:
         """Unmap, after the copies under way. Idempotent."""
         await asyncio.get_running_loop().run_in_executor(None, self._threads.shutdown)
-        for arena in (self._arena, *self._retired):
-            if arena is not None:
-                arena.close()
-        self._arena, self._retired = None, []
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        self._attachment.close()
 
     # -- load ----------------------------------------------------------------------------------------------------------
     async def load(
@@ -206,6 +200,17 @@ class KvClient:
 
     async def _store_window(self, blocks: Sequence[BlockToStore], handoff_host: HostId | None, request_id: str) -> StoreResult:
         arena = await self._attached()
+        self._last_number += 1
+        number = self._last_number
+        self._unfinished.add(number)
+        try:
+            return await self._store_under(number, arena, blocks, handoff_host, request_id)
+        finally:
+            self._unfinished.discard(number)
+
+    async def _store_under(
+        self, number: int, arena: Arena, blocks: Sequence[BlockToStore], handoff_host: HostId | None, request_id: str
+    ) -> StoreResult:
         reserve = kv.KvReserve(
             self._instance,
             self._model_digest,
@@ -215,6 +220,8 @@ class KvClient:
             b"".join(block.hash for block in blocks),
             [block.tenant for block in blocks],
             handoff_host is not None,
+            number,
+            min(self._unfinished),
         )
         reply = await self._ask("reserve", reserve, kv.KvReserveReply)
         to_write = [(block, Place(at.offset, at.generation)) for block, at in zip(blocks, reply.slots, strict=False) if not at.present]
@@ -240,46 +247,21 @@ class KvClient:
     # -- the store's process -------------------------------------------------------------------------------------------
     async def _attached(self) -> Arena:
         """The arena as it is now. Raises StoreAbsent while the store is left alone or has no arena."""
-        if self._monotonic() < self._retry_at_s or self._directory is None:
+        if self._monotonic() < self._retry_at_s:
             raise StoreAbsent(self.host or "")
-        if self._arena is None:
-            await self._in_thread(self._attach)
-        if self._arena is None:
+        if self._attachment.arena is None:
+            await self._in_thread(self._attachment.attach)
+        if self._attachment.arena is None:
             self._retry_at_s = self._monotonic() + _RETRY_S
             raise StoreAbsent("")
-        return self._arena
-
-    def _attach(self) -> None:
-        """Map the arena and hold our writer's lock beside it."""
-        assert self._directory is not None
-        try:
-            arena = open_arena(self._directory)
-            if self._lock is None:
-                self._lock = WriterLock(self._directory, self._instance)
-        except (EnvironmentFault, OSError) as error:
-            _log.info("no KV store on this host: %s", error)
-            return
-        self._arena = arena
+        return self._attachment.arena
 
     def _leave_alone(self) -> None:
         """The store did not answer: pause, and map again if it has made a new arena meanwhile."""
         self._retry_at_s = self._monotonic() + _RETRY_S
-        if self._arena is None or self._directory is None:
-            return
-        try:
-            is_same = (self._directory / ARENA).stat().st_ino == self._arena.inode
-        except OSError:
-            is_same = False
-        if not is_same:
-            self._retired.append(self._arena)
-            self._arena = None
-        self._unmap_retired()
-
-    def _unmap_retired(self) -> None:
+        self._attachment.check()
         if not self._num_copies:
-            for arena in self._retired:
-                arena.close()
-            self._retired = []
+            self._attachment.unmap_retired()
 
     def _fault(self, operation: str, error: Exception) -> str:
         """Count a fault and name it; it is a miss."""
@@ -294,8 +276,10 @@ class KvClient:
 
     async def _ask(self, verb: KvVerb, message: msgspec.Struct, reply_type: type[T], timeout_s: float = _ANSWER_S) -> T:
         """One request to the store; its typed refusal is raised as KvError."""
-        assert self._arena is not None
-        reply = await self._bus.request(self._subjects.kv(self._arena.host, verb), encode(message), timeout_s=timeout_s)
+        host = self.host
+        if host is None:
+            raise StoreAbsent("")
+        reply = await self._bus.request(self._subjects.kv(host, verb), encode(message), timeout_s=timeout_s)
         answer = decode_union(reply_type | kv.KvError, reply.payload)
         if isinstance(answer, kv.KvError):
             refusal = KvError(answer.message)
@@ -305,8 +289,8 @@ class KvClient:
 
     async def _tell(self, verb: KvVerb, message: msgspec.Struct) -> None:
         """The same without waiting for an answer; if it is lost, the lease runs out."""
-        if self._arena is not None:
-            await self._bus.publish(self._subjects.kv(self._arena.host, verb), encode(message))
+        if self.host is not None:
+            await self._bus.publish(self._subjects.kv(self.host, verb), encode(message))
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         """Run `work` in a copy thread. If the caller is cancelled, wait for it all the same: nobody may reuse the memory before."""

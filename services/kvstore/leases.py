@@ -17,7 +17,7 @@ PIN_TTL_S = 10.0
 class Lease:
     """Blocks lent to one worker: `write` (reserved slots, not in the index yet) or `read`."""
 
-    __slots__ = ("blocks", "deadline_s", "kept", "kind", "lease_id", "worker")
+    __slots__ = ("blocks", "deadline_s", "kept", "kind", "lease_id", "number", "worker")
 
     def __init__(self, lease_id: int, kind: Literal["read", "write"], worker: str, blocks: list[Block], kept: list[Block]) -> None:
         self.lease_id = lease_id
@@ -26,6 +26,8 @@ class Lease:
         self.blocks = blocks
         self.kept = kept
         """write: held blocks that the reserved ones hang from, so that they do not go in between."""
+        self.number = 0
+        """write: the worker's own number of its reservation."""
         self.deadline_s = 0.0
 
 

@@ -92,7 +92,9 @@ class BlockStore:
         if len(hashes) > limit:
             raise OutOfBlocks(len(hashes), limit)
         self._check_writer(message.worker)
+        self._free_finished(message.worker, message.finished_below)
         lease = self.leases.grant("write", message.worker, [], [])
+        lease.number = message.number
         slots: list[Slot] = []
         for digest, parent, tenant in zip(hashes, parents, tenants, strict=True):
             if self._keep(lease, digest, message.model_digest) or self.under_way.is_written(digest[:KEY_BYTES]):
@@ -126,6 +128,13 @@ class BlockStore:
         if self._is_writer_gone(worker):
             raise KvError(f"worker {worker} holds no lock in writers/; it must before it reserves")
         self._known_writers.add(worker)
+
+    def _free_finished(self, worker: str, finished_below: int) -> None:
+        """The writer itself says that it is done with these reservations, whose answers it may never have seen."""
+        finished = [lease for lease in self._expired_leases.values() if lease.worker == worker and lease.number < finished_below]
+        for lease in finished:
+            del self._expired_leases[lease.lease_id]
+            self.dram.writer_gone(worker, lease.blocks)
 
     def _keep(self, lease: Lease, digest: bytes, model_digest: bytes) -> bool:
         """Hold a block that is here already for as long as the lease lives."""

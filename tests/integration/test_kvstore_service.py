@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 from services.kvstore.config import KvStoreConfig
+from shared.bus.base import Message
+from shared.errors import BusTimeout
 from shared.kv import slot
 from shared.kvclient import KvClient
 from shared.messages.codec import decode, decode_union, encode
@@ -200,6 +202,30 @@ async def test_a_cancelled_load_waits_for_its_copy_before_it_lets_go(host: Host)
     assert len(copied) == 4
     await host.bus.settle()
     assert len(host.service.store.leases) == 0
+
+
+async def test_a_lost_answer_to_a_reservation_leaks_no_slots(host: Host) -> None:
+    chain, client = Chain(4), await host.client(filled())
+    subject = SUBJECTS.kv(host.service.host, "reserve")
+    answer = host.bus.handlers[subject]
+    times: list[int] = []
+
+    async def lose_the_first(message: Message) -> bytes:
+        reply = await answer(message)
+        times.append(1)
+        if len(times) == 1:
+            raise BusTimeout(subject, 1.0)
+        return reply
+
+    host.bus.handlers[subject] = lose_the_first
+    assert (await client.store(chain.to_store())).reason == "store_absent"
+    store = host.service.store
+    store.leases._queue[0].deadline_s = 0.0
+    store.tick()
+    assert store.dram.num_expired == 4
+    client._retry_at_s = 0.0
+    assert (await client.store(chain.to_store())).num_stored == 4
+    assert store.dram.num_expired == 0
 
 
 async def test_refusals_are_typed_replies(host: Host) -> None:

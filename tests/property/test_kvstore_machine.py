@@ -60,7 +60,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.loop.run_until_complete(asyncio.gather(*self.tasks))
         self.tasks = []
 
-    # -- workers that do all at once ----------------------------------------------------------------------------------------
+    # -- workers that do all at once -----------------------------------------------------------------------------------
     @rule(several=st.lists(chains, min_size=1, max_size=6), worker=workers, tenant=st.sampled_from(TENANTS), handoff=st.booleans())
     def put(self, several: list[int], worker: str, tenant: str, handoff: bool) -> None:
         for chain in several:
@@ -74,7 +74,7 @@ class StoreMachine(RuleBasedStateMachine):
             if reply.lease_id:
                 self.store.release(reply.lease_id, worker)
 
-    # -- workers that take their time ----------------------------------------------------------------------------------------------------------
+    # -- workers that take their time -----------------------------------------------------------------------------------------------------
     @rule(worker=workers, chain=chains, tenant=st.sampled_from(TENANTS))
     def reserve(self, worker: str, chain: int, tenant: str) -> None:
         reply = self.store.reserve(CHAINS[chain], worker, tenant)

@@ -144,6 +144,26 @@ def test_a_late_commit_tells_that_the_writer_is_done(store: Store) -> None:
     assert store.put(chain) == 2
 
 
+def test_a_reservation_whose_answer_was_lost_is_freed_by_the_next(store: Store) -> None:
+    """The worker lives, but knows no lease to end; it says which of its reservations it is done with."""
+    chain, parents = Chain(3), b"".join(Chain(3).parents())
+
+    def reserve(number: int, finished_below: int) -> None:
+        hashes = b"".join(chain.hashes)
+        store.store.reserve(
+            KvReserve(WORKER, MODEL, LAYOUT.digest, LAYOUT.block_bytes, parents, hashes, number=number, finished_below=finished_below)
+        )
+
+    store.join()
+    reserve(1, 1)
+    store.clock.now_s += 6
+    store.store.tick()
+    reserve(2, 1)  # the first may still be written under
+    assert store.store.dram.num_expired == 3
+    reserve(3, 2)
+    assert store.store.dram.num_expired == 0
+
+
 def test_expired_slots_are_not_given_to_others(store: Store) -> None:
     stuck = store.reserve(Chain(3))
     store.clock.now_s += 6
