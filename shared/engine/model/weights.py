@@ -24,9 +24,13 @@ class WeightReader:
         self._file_of = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - a safetensors file is no dict
 
     def tensor(self, name: str) -> Tensor:
-        stored: Tensor = self._file_of[name].get_tensor(name)
-        return stored.to(device=self._device, dtype=self._dtype)
+        """A copy: a tensor that stayed in the map would keep the whole file in memory, beside the packed weights."""
+        return self._mapped(name).to(device=self._device, dtype=self._dtype, copy=True)
 
     def joined(self, *names: str) -> Tensor:
         """Tensors below one another: several products in one."""
-        return torch.cat([self.tensor(name) for name in names])
+        return torch.cat([self._mapped(name).to(device=self._device, dtype=self._dtype) for name in names])
+
+    def _mapped(self, name: str) -> Tensor:
+        stored: Tensor = self._file_of[name].get_tensor(name)
+        return stored

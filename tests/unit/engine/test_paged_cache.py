@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from shared.engine import paged_cache
 from shared.engine.paged_cache import PagedKvCache
 from shared.errors import EngineError
 from shared.kv.layout import KvLayout
@@ -46,6 +47,20 @@ def test_blocks_travel_byte_for_byte(dtype: str) -> None:
     assert torch.equal(target.pool[1], source.pool[3])
     assert torch.equal(target.pool[4], source.pool[0])
     assert not target.pool[[0, 2, 3]].any()
+
+
+def test_blocks_travel_through_the_staging_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way of a GPU's blocks, here with a pool in the same memory: more blocks than the buffer holds."""
+    monkeypatch.setattr(paged_cache, "STAGING_BYTES", 2 * 1152 + 1)
+    source, target = create_cache(num_blocks=7), create_cache(num_blocks=7)
+    for cache in (source, target):
+        cache._host, cache._staging = None, paged_cache._staging(cache.layout, torch.device("cpu"))
+    source.pool.normal_()
+    buffers = [memoryview(bytearray(1152)) for _ in range(5)]
+    source.export_blocks([6, 1, 2, 0, 4], buffers)
+    target.import_blocks([0, 1, 2, 3, 4], buffers)
+    assert torch.equal(target.pool[:5], source.pool[[6, 1, 2, 0, 4]])
+    assert not target.pool[5:].any()
 
 
 def test_a_read_only_buffer_can_be_imported() -> None:
