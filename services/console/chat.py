@@ -101,9 +101,7 @@ def run(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
     terminal = Terminal()
     endpoint = find_endpoint(options.url, options.state_dir)
-    parameters: dict[str, Any] = {"max_tokens": options.max_tokens}
-    if options.temperature is not None:
-        parameters["temperature"] = options.temperature
+    parameters: dict[str, Any] = {"max_tokens": options.max_tokens, "temperature": options.temperature}
     if options.seed is not None:
         parameters["seed"] = options.seed
     conversation = Conversation(endpoint, options.model or endpoint.model(), parameters)
@@ -123,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", default="", help="default: the first that is served")
     parser.add_argument("--system", default="", metavar="TEXT", help="a system message")
     parser.add_argument("--max-tokens", type=int, default=512)
-    parser.add_argument("--temperature", type=float)
+    parser.add_argument("--temperature", type=float, default=0.0, help="default 0: the likeliest token each time")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--url", default="", help="default: SS_URL, else the running stack's. SS_API_KEY is the key, where one is needed")
     parser.add_argument("--state-dir", type=Path, help=argparse.SUPPRESS)

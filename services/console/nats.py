@@ -61,9 +61,10 @@ def _parser() -> argparse.ArgumentParser:
         ("stats", "requests, errors, times"),
     ):
         verbs.add_parser(verb, parents=[common], help=text).add_argument("service", nargs="?", default="", help="only this one")
-    request = verbs.add_parser("req", parents=[common], help="send a request, show every answer until the empty one")
+    request = verbs.add_parser("req", parents=[common], help="send a request, show the answer")
     request.add_argument("subject")
     request.add_argument("body", nargs="?", default="", help="- reads it from stdin")
+    request.add_argument("--replies", type=int, default=1, metavar="N", help="answers to wait for; 0: all, until the empty one (a stream)")
     request.add_argument("--timeout", type=float, default=60.0, metavar="S", help="silence that ends the wait (default 60)")
     return parser
 
@@ -91,8 +92,7 @@ async def _look(stack: Run, options: argparse.Namespace) -> int:
     terminal = Terminal()
     async with visit(stack) as (bus, _):
         if options.verb == "req":
-            body = sys.stdin.read() if options.body == "-" else options.body
-            return await _request(bus, terminal, options.subject, body, options.timeout)
+            return await _request(bus, terminal, options)
         verb = {"ls": "INFO"}.get(options.verb, options.verb.upper())
         answers = [answer async for answer in _ask(bus, f"$SRV.{verb}" + (f".{options.service}" if options.service else ""))]
     if options.json:
@@ -118,11 +118,17 @@ async def _ask(bus: Bus, subject: str) -> AsyncIterator[dict[str, Any]]:
         return  # silence ends the list: nobody knows how many there are
 
 
-async def _request(bus: Bus, terminal: Terminal, subject: str, body: str, stall_s: float) -> int:
-    async for message in bus.request_many(subject, body.encode(), stall_s=stall_s):
+async def _request(bus: Bus, terminal: Terminal, options: argparse.Namespace) -> int:
+    """Show `--replies` answers (0: all until the empty one)."""
+    body = sys.stdin.read() if options.body == "-" else options.body
+    num_left = options.replies
+    async for message in bus.request_many(options.subject, body.encode(), stall_s=options.timeout):
         _raise_service_error(message)
         if message.payload:
             terminal.say(message.payload.decode(errors="replace"))
+        num_left -= 1
+        if num_left == 0:
+            break
     return 0
 
 

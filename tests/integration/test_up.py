@@ -26,19 +26,19 @@ pytestmark = pytest.mark.timeout(120)
 def up(state_dir: Path, *flags: str, prepare: Callable[[], None] | None = None, **environ: str) -> tuple[int, str]:
     """Run `up` to its end; exit code and all that it printed."""
     command = [sys.executable, "-P", "-m", "services.console", "up", "--state-dir", str(state_dir), *flags]
-    done = subprocess.run(
+    with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=100,
         env={**os.environ, **clean(environ)},
         preexec_fn=prepare,
-    )
-    assert "Traceback" not in done.stdout
-    assert list(Path("/dev/shm").glob(f"slipstream-{os.getuid()}-*")) == []
-    return done.returncode, done.stdout
+    ) as process:
+        shown, _ = process.communicate(timeout=100)
+    assert "Traceback" not in shown
+    assert not Path(f"/dev/shm/slipstream-{os.getuid()}-{process.pid}").exists()
+    return process.returncode, shown
 
 
 @pytest.fixture(scope="module")
