@@ -23,7 +23,10 @@ from services.kvstore.open_store import open_store
 from services.kvstore.policies.lru import Lru
 from services.kvstore.segments import Segments
 from services.kvstore.store import BlockStore
+from services.kvstore.tiers.base import Quota
 from services.kvstore.tiers.index import Block, TierIndex
+from services.kvstore.tiers.slab import SLAB
+from services.kvstore.tiers.ssd import SsdTier
 from shared.errors import NoResponders
 from shared.kv.hashing import block_hashes
 from shared.kv.layout import KvLayout
@@ -144,13 +147,77 @@ async def handoff(directory: Path) -> list[Row]:
     ]
 
 
+class _Nobody:
+    """Listens to no changes."""
+
+    def stored(self, tier: Any, block: Block) -> None: ...
+
+    def removed(self, tier: Any, block: Block, *, evicted: bool) -> None: ...
+
+
+async def ssd_read(directory: Path, folder: Path) -> list[Row]:
+    """Blocks of SmolLM2 from the SSD tier into arena slots, verified, beside `dd` with O_DIRECT over the same file."""
+    config = KvStoreConfig(kv_dir=directory, kv_dram=256 * 2**20)
+    store, _, _ = open_store(config, time.monotonic, lambda name, amount: None)
+    tier = SsdTier(folder, 2**29, Lru, Quota(), _Nobody(), monotonic=time.monotonic, count=lambda name, amount: None)
+    writer = KvClient(
+        _direct(store), Subjects(), NullTelemetry(), "aaaaaaaa", directory, SMOLLM2, MODEL, PoolOfBytes(64, SMOLLM2.block_bytes)
+    )
+    await writer.open()
+    packed = np.arange(512 * SMOLLM2.block_size, dtype=np.uint32).tobytes()
+    hashes = block_hashes(MODEL, packed, SMOLLM2.block_size)
+    step = 4 * SMOLLM2.block_size
+    for index, (digest, parent) in enumerate(zip(hashes, [MODEL, *hashes], strict=False)):
+        await writer.store([BlockToStore(digest, parent, packed[index * step : (index + 1) * step], index % 64, "")])
+        upper = store.dram.index.blocks[digest[:16]]
+        await tier.save(upper, store.dram.image(upper))
+    await writer.close()
+    targets = [store.dram.image(block) for block in list(store.dram.index.blocks.values())[:16]]
+    ratios, speeds = [], []
+    for _ in range(11):
+        begun = time.perf_counter()
+        num_bytes = await _read_all(tier, targets)
+        speeds.append(num_bytes / (time.perf_counter() - begun) / 1e6)
+        ratios.append(speeds[-1] / await _dd_mb_per_s(folder / SLAB, num_bytes))
+    tier.close()
+    store.dram.close()
+    return [Row("ssd_read_mb_per_s", statistics.median(speeds), "MB/s"), Row("ssd_read_dd_ratio", statistics.median(ratios), "ratio")]
+
+
+async def _read_all(tier: SsdTier, targets: Sequence[memoryview]) -> int:
+    """Every block once, as many at a time as there are targets; returns bytes read."""
+    waiting = list(tier.index.blocks.values())
+    num_bytes = sum(block.size_class.slot_bytes for block in waiting)
+
+    async def read_into(target: memoryview) -> None:
+        while waiting:
+            if not await tier.load(waiting.pop(), target):
+                raise RuntimeError("a block of the SSD tier did not come back")
+
+    await asyncio.gather(*(read_into(target) for target in targets))
+    return num_bytes
+
+
+async def _dd_mb_per_s(path: Path, num_bytes: int) -> float:
+    arguments = (f"if={path}", "of=/dev/null", "iflag=direct", "bs=1M", f"count={num_bytes // 2**20}", "status=none")
+    begun = time.perf_counter()
+    process = await asyncio.create_subprocess_exec("dd", *arguments)
+    if await process.wait():
+        raise RuntimeError(f"dd cannot read {path} with O_DIRECT")
+    return num_bytes / (time.perf_counter() - begun) / 1e6
+
+
+def _direct(store: BlockStore) -> Any:
+    return DirectBus(store)
+
+
 def _keys(number: int) -> bytes:
     return hashlib.sha256(number.to_bytes(8, "little")).digest()
 
 
 def store_operation_us(num_blocks: int, num_operations: int = 20_000) -> float:
     """µs for one block's life in a full tier: take a slot (evicting another), insert, find, touch, hold, let go."""
-    segments = Segments(num_blocks // 16 + 1, 16 * 8192, 0, lambda extent, in_use: True)
+    segments = Segments(129, -(-num_blocks // 128) * 8192, 0, lambda extent, in_use: True)
     size_class = segments.size_class("00" * 8, 4096)
     index = TierIndex(Lru)
     parent = bytes(32)
@@ -176,13 +243,19 @@ def store_operation_us(num_blocks: int, num_operations: int = 20_000) -> float:
     return (time.perf_counter() - begun) / num_operations * 1e6
 
 
-def measure() -> list[Row]:
-    """All rows."""
+def measure(disk: Path) -> list[Row]:
+    """All rows. `disk`: a folder on the device to measure."""
     directory = Path(tempfile.mkdtemp(prefix="slipstream-bench-", dir="/dev/shm"))
     try:
         rows = asyncio.run(handoff(directory))
     finally:
         shutil.rmtree(directory)
+    directory, folder = Path(tempfile.mkdtemp(prefix="slipstream-bench-", dir="/dev/shm")), Path(tempfile.mkdtemp(dir=disk))
+    try:
+        rows += asyncio.run(ssd_read(directory, folder))
+    finally:
+        shutil.rmtree(directory)
+        shutil.rmtree(folder)
     rows.append(Row("store_op_1k_us", store_operation_us(1_000), "us"))
     rows.append(Row("store_op_1m_us", store_operation_us(1_000_000), "us"))
     return rows
@@ -191,8 +264,9 @@ def measure() -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print rows as JSON")
+    parser.add_argument("--disk", type=Path, default=Path.cwd(), help="a folder on the SSD to measure (default: here)")
     arguments = parser.parse_args()
-    rows = measure()
+    rows = measure(arguments.disk)
     if arguments.json:
         json.dump([row._asdict() for row in rows], sys.stdout)
         print()

@@ -57,6 +57,8 @@ _EVENTS_S = 0.003
 """Changes gather for so long before they are published."""
 _PAGE_BLOCKS = 8192
 _CURSOR_BITS = 32
+_TIER_STRIDE = 2**28
+"""Within a cursor: the tier's number times this, plus the ordinal in the tier."""
 _SNAPSHOTS = 256
 _MODEL_GRACE_S = 60.0
 """A model that no worker has served for so long gives its DRAM back."""
@@ -270,9 +272,16 @@ class KvStoreService(Service):
             number = self._num_snapshots = (self._num_snapshots + 1) % _SNAPSHOTS
             self._snapshot_sequences[number] = self._events.sequence
         sequence = self._snapshot_sequences.get(number, 0)
-        blocks, following = self.store.dram.index.page(start, _PAGE_BLOCKS)
-        cursor = None if following is None else number << _CURSOR_BITS | following
-        return KvSnapshot(self.host, self._events.epoch, sequence, chains("dram", blocks), cursor)
+        tiers = self.store.tiers
+        tier_number, ordinal = divmod(start, _TIER_STRIDE)
+        if tier_number >= len(tiers):
+            return KvSnapshot(self.host, self._events.epoch, sequence, [])
+        tier = tiers[tier_number]
+        blocks, following = tier.index.page(ordinal, _PAGE_BLOCKS)
+        after = tier_number * _TIER_STRIDE + following if following is not None else (tier_number + 1) * _TIER_STRIDE
+        is_last = following is None and tier_number + 1 == len(tiers)
+        cursor = None if is_last else number << _CURSOR_BITS | after
+        return KvSnapshot(self.host, self._events.epoch, sequence, chains(tier.name, blocks), cursor)
 
     # -- what goes on by itself -------------------------------------------------------------------------------------------
     async def _keep_time(self) -> None:

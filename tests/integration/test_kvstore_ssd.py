@@ -13,8 +13,8 @@ import pytest
 
 from services.kvstore.config import KvStoreConfig
 from services.kvstore.tiers.ssd import SsdTier
-from shared.messages.codec import encode
-from shared.messages.kv import KvPrefetch
+from shared.messages.codec import decode, encode
+from shared.messages.kv import KvPrefetch, KvSnapshot, KvSnapshotRequest
 from tests.support.kvhost import SUBJECTS, Host
 from tests.support.kvstore import LAYOUT, MODEL, Chain, Pool
 from tests.support.local_bus import LocalBus
@@ -88,6 +88,21 @@ async def test_a_killed_store_finds_its_ssd_blocks_again(host: Host) -> None:
     await host.start()
     assert len(ssd_of(host).index) == 120 and len(host.service.store.dram.index) == 0
     assert await load_all(host, chains, pool, "cccccccc") == {"ssd"}
+
+
+async def test_a_snapshot_says_what_lies_in_each_tier(host: Host) -> None:
+    await fill(host, 20)
+    held: dict[str, set[bytes]] = {"dram": set(), "ssd": set()}
+    cursor: int | None = 0
+    while cursor is not None:
+        subject = SUBJECTS.kv(host.service.host, "snapshot")
+        reply = await host.bus.request(subject, encode(KvSnapshotRequest(cursor)), timeout_s=1.0)
+        page = decode(KvSnapshot, reply.payload)
+        for entry in page.entries:
+            held[entry.tier] |= {entry.block_keys[at : at + 16] for at in range(0, len(entry.block_keys), 16)}
+        cursor = page.next_cursor
+    for tier in host.service.store.tiers:
+        assert held[tier.name] == set(tier.index.blocks)
 
 
 async def test_without_time_to_wait_nothing_climbs(host: Host) -> None:

@@ -38,7 +38,10 @@ CountFault = Callable[[str, int], None]
 
 
 class SsdTier(LowerTier):
-    """Reads run in two threads, writes and the journal in one, in order. Nothing waits longer than the deadline, whatever the disk does."""
+    """Reads run in four threads (two keep a disk busy while two verify), writes and the journal in one, in order.
+
+    Nothing waits longer than the deadline, whatever the disk does.
+    """
 
     name = "ssd"
 
@@ -70,7 +73,7 @@ class SsdTier(LowerTier):
         if num_bytes < segment_bytes:
             raise EnvironmentFault(f"the SSD tier has {num_bytes} bytes, it needs at least {segment_bytes}", remedy="give --kv-ssd more")
         super().__init__(Segments(num_bytes // segment_bytes, segment_bytes, 0, self._save_extent), make_policy, quota, changes)
-        self._readers = ThreadPoolExecutor(2, thread_name_prefix="ssd-read")
+        self._readers = ThreadPoolExecutor(4, thread_name_prefix="ssd-read")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="ssd-write")
         self._scratch = threading.local()
         self._pending: list[Record] = []
