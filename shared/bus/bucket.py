@@ -80,7 +80,7 @@ class NatsBucket(Bucket):
 
     async def watch(self) -> AsyncIterator[Entry]:
         watch = Watch(self._stream, self._prefix, self._wire, self._jetstream, self._restore)
-        await watch.open()
+        await watch.open(now=False)
         try:
             while True:
                 yield await watch.take()

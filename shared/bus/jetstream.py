@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -11,10 +13,11 @@ import msgspec
 from shared.bus.base import Headers, Message
 from shared.bus.requests import Requests
 from shared.bus.spec import ConsumerSpec, StreamSpec
-from shared.errors import BusError, MalformedMessage, QueueFull, RevisionConflict, StreamMissing
+from shared.errors import BusError, LinkDown, MalformedMessage, QueueFull, RevisionConflict, StreamMissing
 
 API = "$JS.API"
 API_TIMEOUT_S = 5.0
+RETRY_S = 0.05
 NS = 1_000_000_000
 
 STREAM_NAME_IN_USE = 10058
@@ -47,6 +50,14 @@ class ConsumerInfo(_Reply, frozen=True):
     name: str = ""
     num_pending: int = 0
     ts: str = ""
+
+
+class _StreamState(msgspec.Struct, frozen=True):
+    messages: int = 0
+
+
+class _StreamInfo(_Reply, frozen=True):
+    state: _StreamState = _StreamState()
 
 
 class _StreamNames(_Reply, frozen=True):
@@ -116,6 +127,10 @@ class JetStream:
         """Raises StreamMissing."""
         await self._call(f"STREAM.DELETE.{name}", _Reply, name)
 
+    async def num_messages(self, stream: str) -> int:
+        """How many messages are stored. Raises StreamMissing."""
+        return (await self._call(f"STREAM.INFO.{stream}", _StreamInfo, stream)).state.messages
+
     async def stream_names(self) -> list[str]:
         """Up to 1,024 names."""
         return (await self._call("STREAM.NAMES", _StreamNames, "the streams")).streams or []
@@ -160,7 +175,7 @@ class JetStream:
 
     async def last_message(self, stream: str, subject: str) -> Message | None:
         """The last message of `subject`, from any replica; its headers tell `nats-sequence`. Raises NoResponders if `stream` is gone."""
-        reply = await self._requests.one(f"{API}.DIRECT.GET.{stream}.{subject}", b"", timeout_s=API_TIMEOUT_S)
+        reply = await self._ask(f"DIRECT.GET.{stream}.{subject}", b"")
         status = reply.headers.get("status", "")
         if status == "404":
             return None
@@ -170,8 +185,7 @@ class JetStream:
 
     async def message_at(self, stream: str, sequence: int) -> tuple[str, bytes] | None:
         """Subject and payload of one stored message; None if it is gone."""
-        subject = f"{API}.STREAM.MSG.GET.{stream}"
-        reply = await self._requests.one(subject, msgspec.json.encode({"seq": sequence}), timeout_s=API_TIMEOUT_S)
+        reply = await self._ask(f"STREAM.MSG.GET.{stream}", msgspec.json.encode({"seq": sequence}))
         found = _decoded(reply, _MessageReply)
         if found.error is not None and found.error.err_code == NO_MESSAGE_FOUND:
             return None
@@ -189,8 +203,19 @@ class JetStream:
 
     async def _call(self, action: str, reply_type: type[R], what: str, body: object = None) -> R:
         payload = b"" if body is None else msgspec.json.encode(body)
-        reply = await self._requests.one(f"{API}.{action}", payload, timeout_s=API_TIMEOUT_S)
-        return _checked(reply, reply_type, what)
+        return _checked(await self._ask(action, payload), reply_type, what)
+
+    async def _ask(self, action: str, payload: bytes) -> Message:
+        """Every action here may happen twice, so it is asked again when the link broke under it."""
+        deadline = time.monotonic() + API_TIMEOUT_S
+        while True:
+            left_s = deadline - time.monotonic()
+            try:
+                return await self._requests.one(f"{API}.{action}", payload, timeout_s=left_s)
+            except LinkDown:
+                if time.monotonic() + RETRY_S >= deadline:
+                    raise
+                await asyncio.sleep(RETRY_S)
 
 
 class _InUse(BusError):

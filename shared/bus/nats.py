@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import logging
 import random
-import re
 import secrets
+import socket
+import struct
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,13 +24,7 @@ from shared.bus.start import START_S, inbox_prefix_of, open_bus
 from shared.bus.watchdog import DEAF_S, Watchdog
 from shared.bus.wire import Callback, Stop, Wire, check_size
 from shared.config import ServiceConfig
-from shared.errors import (
-    BusClosed,
-    BusError,
-    BusTimeout,
-    LinkDown,
-    NoResponders,
-)
+from shared.errors import BusClosed, BusError, BusTimeout, LinkDown, NoResponders
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +32,12 @@ PATIENCE_S = 1.5
 """Without an answer for so long the link clock stops (before anybody's lease, heard at most 1 s earlier, is 3 s old)."""
 CONNECT_S = 2.0
 CLOSE_S = 2.0
-LOG_AGAIN_S = 30.0
+FLUSH_S = 0.5
+"""How long a publisher waits for a server that does not read, once MAX_UNSENT_BYTES wait for it; afterwards messages are dropped."""
 MAX_UNSENT_BYTES = 4 * 2**20
 """What may wait for a server that does not read; beyond it messages are dropped."""
 
 NO_HEADERS: Headers = {}
-_DENIED = re.compile(r'violation for (publish|subscription) to "([^"]+)"')
 
 Translation = Callable[[str], BusError]
 
@@ -55,17 +50,13 @@ def _closed(_: str) -> BusError:
     return BusClosed("the connection to NATS is closed", remedy="start the process again")
 
 
-def _timeout(subject: str) -> BusError:
-    return BusTimeout(subject, 0.0)
-
-
 _E = nats.errors
 _MISUSE = (
     *(_E.BadSubjectError, _E.BadHeaderError, _E.BadSubscriptionError, _E.BadTimeoutError, _E.JsonParseError, _E.ProtocolError),
     *(_E.InvalidCallbackTypeError, _E.ServerNotInPoolError, _E.NotJSMessageError, _E.MsgAlreadyAckdError),
 )
 TRANSLATIONS: dict[type[Exception], Translation] = {
-    _E.TimeoutError: _timeout,
+    _E.TimeoutError: lambda subject: BusTimeout(subject, 0.0),
     _E.NoRespondersError: NoResponders,
     _E.StaleConnectionError: LinkDown,
     _E.OutboundBufferLimitError: LinkDown,
@@ -96,14 +87,23 @@ def translate(error: Exception, subject: str) -> BusError:
 
 
 class _Transport(TcpTransport):  # type: ignore[misc]
-    """Closes at once: a graceful close would wait for a server that does not read, and the reconnect with it."""
+    """Closes at once and takes back what the server has not read: a graceful close would wait for a server that does not read (and the
+    reconnect with it), and the kernel would deliver late.
+    """
 
     def __bool__(self) -> bool:
         return True  # or the client would put its own in our place
 
+    async def connect(self, *args: Any, **kwargs: Any) -> None:
+        self.close()  # nats-py forgets a connection that broke before it was greeted
+        await super().connect(*args, **kwargs)
+
     def close(self) -> None:
-        if self._io_writer is not None:
-            self._io_writer.transport.abort()
+        if self._io_writer is None or self._io_writer.is_closing():
+            return
+        with contextlib.suppress(OSError, ValueError):  # broken already
+            self._io_writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._io_writer.transport.abort()
 
     def at_eof(self) -> bool:
         return self._io_reader is not None and self._io_reader.at_eof()
@@ -142,7 +142,6 @@ class Connection(Wire):
         self._is_up = asyncio.Event()
         self._is_stuck = False
         self._is_closing = False
-        self._log_again_s = 0.0
         self._watchdog = Watchdog(self._ping, lambda: self.is_connected, self.clock.heard, self._cut)
 
     async def open(self, options: dict[str, Any]) -> None:
@@ -159,7 +158,7 @@ class Connection(Wire):
                 ping_interval=2,
                 max_outstanding_pings=2,
                 pending_size=MAX_UNSENT_BYTES,
-                flush_timeout=DEAF_S,
+                flush_timeout=FLUSH_S,
             )
         except (nats.errors.Error, OSError) as error:
             raise translate(error, "connect") from error
@@ -227,30 +226,25 @@ class Connection(Wire):
         with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await self._client.close()
-        self._watchdog.stop()
+        await self._watchdog.stop()
 
     # -- what nats-py tells ---------------------------------------------------------------------------------------
     async def _on_error(self, error: Exception) -> None:
         """Must not raise: it would end the read loop and leave the client deaf, yet `connected`."""
         self.last_error = error
-        text = str(error).lower()
-        if "permissions violation" in text:
-            self.counts["permission_denied"] += 1
-            log.error("%s", error)
-            denied = _DENIED.search(text)
-            if denied and denied[1] == "publish":
-                self._tell_denied(denied[2])
-            elif denied:
-                self.denied_subscriptions.add(denied[2])
+        if "permissions violation" in str(error).lower():
+            self._note_denied(str(error))
         elif isinstance(error, nats.errors.FlushTimeoutError):
             self._is_stuck = True
         elif not self._is_closing and not isinstance(error, nats.errors.StaleConnectionError):
             self._complain(error)
 
     async def _on_disconnected(self) -> None:
-        if self._is_closing:
-            return
-        self._client._pending.clear()  # or it would be sent after the reconnect
+        if self._client.is_closed:
+            return  # by us, or for good: `_on_closed` follows
+        unsent = self._client._pending
+        self.counts["publish_dropped"] += sum(command.startswith((b"PUB ", b"HPUB ")) for command in unsent)
+        unsent.clear()  # or it would be sent after the reconnect
         self._client._pending_data_size = 0
         self._is_up.clear()
         self._is_stuck = False
@@ -271,20 +265,12 @@ class Connection(Wire):
     async def _on_closed(self) -> None:
         """By us, or for good: after a protocol error, a maximum exceeded, or an authorization that ended."""
         self._is_up.clear()
-        self._watchdog.stop()
+        await self._watchdog.stop()
         if self._is_closing:
             return
         self._is_closing = True
         log.critical("the connection to NATS is closed for good: %s", self._client.last_error)
         self._tell(self._closed)
-
-    def _complain(self, error: Exception) -> None:
-        """Count; log the first of a series, then one in LOG_AGAIN_S. Before the first connection the caller of `open` tells."""
-        self.counts["client_error"] += 1
-        now_s = time.monotonic()
-        if self.max_message_bytes and now_s >= self._log_again_s:
-            self._log_again_s = now_s + LOG_AGAIN_S
-            log.warning("NATS: %s", str(error) or repr(error))
 
     async def _ping(self) -> float:
         return float(await self._client.rtt(timeout=3600))

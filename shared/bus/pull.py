@@ -69,16 +69,17 @@ class PullLoop(ABC, Generic[T]):
         """Called every TICK_S while the link is up."""
         return None
 
-    async def open(self) -> None:
-        """Prepare once, so that a fault shows to the caller, and begin to pull."""
+    async def open(self, *, now: bool = True) -> None:
+        """Begin to pull. `now`: prepare first, so that a fault shows to the caller; else it is tried until it succeeds."""
         self._stop = await self._wire.listen(self._inbox + ".*", self._arrived)
-        try:
-            self._name = await self.prepare()
-        except BaseException:
-            await self._stop()
-            raise
-        self._is_prepared = True
-        self._forget = [self._wire.on_up(self.lost), self._wire.on_down(self._requests.clear)]
+        if now:
+            try:
+                self._name = await self.prepare()
+            except BaseException:
+                await self._stop()
+                raise
+            self._is_prepared = True
+        self._forget = [self._wire.on_up(self.lost), self._wire.on_down(self._requests.clear), self._wire.on_closed(self._end)]
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"pull {self._stream}")
 
     async def take(self) -> T:
@@ -115,19 +116,18 @@ class PullLoop(ABC, Generic[T]):
 
     async def shut(self) -> None:
         """Stop pulling. Idempotent."""
-        if self._is_closed:
+        if self._stop is None:
             return
-        self._is_closed = True
-        self._wake()
+        self._end()
         for forget in self._forget:
             forget()
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        if self._stop is not None:
-            with contextlib.suppress(BusError):
-                await self._stop()
+        stop, self._stop = self._stop, None
+        with contextlib.suppress(BusError):
+            await stop()
 
     async def _run(self) -> None:
         retry_s = RETRY_S
@@ -136,8 +136,7 @@ class PullLoop(ABC, Generic[T]):
                 await self._keep()
                 retry_s = RETRY_S
             except BusClosed:
-                self._is_closed = True
-                self._wake()
+                self._end()
                 return
             except BusError as error:
                 log.warning("pulling from %s: %s; again in %g s", self._stream, error.message, retry_s)
@@ -208,6 +207,12 @@ class PullLoop(ABC, Generic[T]):
             if request[0] <= 0:
                 del self._requests[token]
             return
+
+    def _end(self) -> None:
+        """`take` gives what is here, then BusClosed."""
+        self._is_closed = True
+        self._kick.set()
+        self._wake()
 
     def _wake(self) -> None:
         for waiter in self._waiters:

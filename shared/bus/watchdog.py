@@ -31,10 +31,12 @@ class Watchdog:
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="nats watchdog")
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
+        """Idempotent."""
+        self.forget()
         if self._task is not None:
             self._task.cancel()
-        self.forget()
+            await asyncio.wait({self._task})
 
     def forget(self) -> None:
         """The connection is new (or closed): no answer to an old ping can come any more."""

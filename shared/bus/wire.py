@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -36,6 +38,8 @@ EVENTS = {
 """Every key of `Bus.counts`."""
 
 NO_RESPONDERS = "503"
+LOG_AGAIN_S = 30.0
+_DENIED = re.compile(r'violation for (publish|subscription) to "([^"]+)"')
 
 Callback = Callable[[Message], None]
 Stop = Callable[[], Awaitable[None]]
@@ -59,6 +63,7 @@ class Wire(ABC):
         self._denied: list[Callable[[str], None]] = []
         self.denied_subscriptions: set[str] = set()
         """Subjects that NATS refused to let us listen to, in lower case."""
+        self._log_again_s = 0.0
 
     @abstractmethod
     async def open(self, options: dict[str, Any]) -> None:
@@ -92,9 +97,9 @@ class Wire(ABC):
         """The connection is lost: what is under way will get no answer. Returns a function that forgets `callback`."""
         return _keep(self._down, callback)
 
-    def on_closed(self, callback: Callable[[], None]) -> None:
-        """The connection is lost for good, and not by `close`."""
-        self._closed.append(callback)
+    def on_closed(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """The connection is lost for good, and not by `close`. Returns a function that forgets `callback`."""
+        return _keep(self._closed, callback)
 
     def on_denied(self, callback: Callable[[str], None]) -> None:
         """NATS refused a publish to this subject (given in lower case)."""
@@ -109,8 +114,23 @@ class Wire(ABC):
                 self.counts["callback_failed"] += 1
                 log.exception("a callback about the connection failed")
 
-    def _tell_denied(self, subject: str) -> None:
-        self._tell([partial(callback, subject) for callback in self._denied])
+    def _note_denied(self, text: str) -> None:
+        """NATS tells a denial on the side, not as an answer: find out whom it concerns."""
+        self.counts["permission_denied"] += 1
+        log.error("%s", text)
+        denied = _DENIED.search(text.lower())
+        if denied and denied[1] == "publish":
+            self._tell([partial(callback, denied[2]) for callback in self._denied])
+        elif denied:
+            self.denied_subscriptions.add(denied[2])
+
+    def _complain(self, error: Exception) -> None:
+        """Count; log the first of a series, then one in LOG_AGAIN_S. Before the first connection the caller of `open` tells."""
+        self.counts["client_error"] += 1
+        now_s = time.monotonic()
+        if self.max_message_bytes and now_s >= self._log_again_s:
+            self._log_again_s = now_s + LOG_AGAIN_S
+            log.warning("NATS: %s", str(error) or repr(error))
 
 
 def _keep(callbacks: list[Callable[[], None]], callback: Callable[[], None]) -> Callable[[], None]:
