@@ -11,6 +11,7 @@ from services.kvstore.incoming import STORE_WRITER
 from services.kvstore.store import BlockStore
 from services.kvstore.tiers.base import Changes, LowerTier
 from services.kvstore.tiers.index import Block
+from shared.errors import KvError
 from shared.types import Tier
 
 _MAX_WAITING = 4096
@@ -74,6 +75,8 @@ class Ladder(Changes):
                         dram.hold(block)
                         try:
                             self._store.count("kv_demoted_blocks", await tier.save(block, dram.image(block)))
+                        except KvError:  # too big for the tier, or for its quotas
+                            self._store.count("kv_demote_skipped", 1)
                         finally:
                             dram.unhold(block)
             for tier in self._store.lower:
@@ -92,8 +95,11 @@ class Ladder(Changes):
 
     def _begin(self, tier: LowerTier, below: Block) -> bool:
         dram = self._store.dram
-        size_class = dram.segments.size_class(below.size_class.layout, below.size_class.block_bytes)
-        block = dram.reserve(below.digest, below.parent_digest, below.model_digest, below.tenant, size_class, STORE_WRITER)
+        try:
+            size_class = dram.segments.size_class(below.size_class.layout, below.size_class.block_bytes)
+            block = dram.reserve(below.digest, below.parent_digest, below.model_digest, below.tenant, size_class, STORE_WRITER)
+        except KvError:  # too big for the arena, or for its quotas
+            return False
         if block is None:
             return False
         self._store.under_way.begin(block.key)

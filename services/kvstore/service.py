@@ -14,10 +14,10 @@ from services.kvstore.arrivals import Arrivals
 from services.kvstore.config import KvStoreConfig, read_secret
 from services.kvstore.events import KvEvents, chains
 from services.kvstore.ladder import Ladder
+from services.kvstore.leading_run import LeadingRun
 from services.kvstore.listener import Listener
 from services.kvstore.open_store import open_store
 from services.kvstore.store import BlockStore
-from services.kvstore.tiers.base import LowerTier
 from services.kvstore.tiers.index import Block
 from services.kvstore.tiers.remote import Peers
 from shared.bus.base import Bus, Message, Subscription
@@ -46,7 +46,6 @@ from shared.messages.subjects import KvVerb
 from shared.service import Service
 from shared.telemetry import Telemetry
 from shared.types import KEY_BYTES, HostId, InstanceId
-from shared.types import Tier as TierName
 
 _log = logging.getLogger(__name__)
 M = TypeVar("M", bound=msgspec.Struct)
@@ -75,6 +74,7 @@ class KvStoreService(Service):
         self._store: BlockStore | None = None
         self._events: KvEvents
         self._ladder: Ladder
+        self._leading_run: LeadingRun
         self._lock: StoreLock | None = None
         self._arrivals = Arrivals()
         self._changed = asyncio.Event()
@@ -115,6 +115,7 @@ class KvStoreService(Service):
         self.store.under_way.on_arrival = self._arrivals.arrived
         self._events.on_change = self._changed.set
         self._ladder.start(self._run)
+        self._leading_run = LeadingRun(self.store, self._ladder, self._arrivals)
         if secret:
             self._listener = Listener(bind, self.store, secret, self.telemetry)
             self._peers = Peers(self.store, secret, self._address_of, self._run, self.telemetry)
@@ -198,54 +199,12 @@ class KvStoreService(Service):
     async def _acquire(self, message: KvAcquire) -> KvAcquireReply:
         held: list[Block] = []
         try:
-            tiers, reason = await self._climb(message, held)
+            tiers, reason = await self._leading_run.wait(message, held)
             reply = self.store.acquire(message, tiers)
             return msgspec.structs.replace(reply, reason=reason) if reason and reply.reason == "cold" else reply
         finally:
             for block in held:
                 self.store.dram.unhold(block)
-
-    async def _climb(self, message: KvAcquire, held: list[Block]) -> tuple[list[TierName], str]:
-        """Wait, no longer than the worker says, until the leading run is in DRAM.
-
-        Blocks of the run are held meanwhile, in `held`. Returns where each lay when asked, and why the run ended if that is known here.
-        """
-        until_s = time.monotonic() + message.wait_ms / 1000
-        hashes = split(message.block_hashes, 32)
-        tiers, reason = self._begin_climb(hashes, message)
-        for digest in hashes[: len(tiers)]:
-            while (block := self.store.dram.get(digest, message.model_digest)) is None:
-                key, left_s = digest[:KEY_BYTES], until_s - time.monotonic()
-                if left_s <= 0 or not self.store.under_way.is_expected(key) or not await self._arrivals.wait(key, left_s):
-                    return tiers, reason
-            self.store.dram.hold(block)
-            held.append(block)
-        return tiers, reason
-
-    def _begin_climb(self, hashes: list[bytes], message: KvAcquire) -> tuple[list[TierName], str]:
-        """Where the leading run lies now; what lies in lower tiers begins to climb, as far as that is faster than computing it."""
-        tiers: list[TierName] = []
-        slow_ms = 0.0
-        for digest in hashes:
-            tier = self.store.find(digest, message.model_digest)
-            if tier is None:
-                if not self.store.under_way.is_expected(digest[:KEY_BYTES]):
-                    return tiers, ""
-                tiers.append("remote")
-                continue
-            tiers.append(tier.name)
-            if tier is self.store.dram:
-                continue
-            slow_ms += message.block_ms
-            if isinstance(tier, LowerTier) and message.block_ms and tier.estimate_s(self._block_bytes(tier, digest)) * 1000 > slow_ms:
-                return tiers[:-1], "slower_than_recompute"
-            if not message.wait_ms or not self._ladder.climb(digest[:KEY_BYTES]):
-                return tiers[:-1], ""
-        return tiers, ""
-
-    @staticmethod
-    def _block_bytes(tier: LowerTier, digest: bytes) -> int:
-        return tier.index.blocks[digest[:KEY_BYTES]].size_class.slot_bytes
 
     async def _release(self, message: KvRelease) -> KvReleaseReply:
         return KvReleaseReply(self.store.release(message))

@@ -70,6 +70,23 @@ def _frame(record: Record) -> bytes:
     return _FRAME.pack(len(payload), xxhash.xxh3_64_intdigest(payload)) + payload
 
 
+def fold(records: Iterable[Record]) -> tuple[dict[int, ExtentCut], dict[int, BlockPut]]:
+    """What all records come to: extents by first segment, blocks by offset."""
+    held: dict[int, BlockPut] = {}
+    extents: dict[int, ExtentCut] = {}
+    for record in records:
+        match record:
+            case ExtentCut():
+                extents[record.first] = record
+            case ExtentFreed():
+                extents.pop(record.first, None)
+            case BlockPut():
+                held[record.offset] = record
+            case BlockGone():
+                held.pop(record.offset, None)
+    return extents, held
+
+
 class Journal:
     """Append-only; `rewrite` replaces it by an equivalent short one."""
 

@@ -19,7 +19,7 @@ from services.kvstore.segments import Segments
 from services.kvstore.tiers.base import Changes, LowerTier, Quota
 from services.kvstore.tiers.breaker import Breaker
 from services.kvstore.tiers.index import Block, MakePolicy
-from services.kvstore.tiers.journal import BlockGone, BlockPut, ExtentCut, ExtentFreed, Geometry, Journal, Record
+from services.kvstore.tiers.journal import BlockGone, BlockPut, ExtentCut, ExtentFreed, Geometry, Journal, Record, fold
 from services.kvstore.tiers.slab import SlabFile, aligned_buffer, check_folder, open_slab
 from shared.errors import EnvironmentFault, SlipstreamError
 from shared.kv import slot
@@ -93,18 +93,7 @@ class SsdTier(LowerTier):
     # -- start --------------------------------------------------------------------------------------------------------
     def _adopt(self, records: list[Record]) -> None:
         """Believe the journal: extents, then the blocks that it last put into their slots."""
-        held: dict[int, BlockPut] = {}
-        extents: dict[int, ExtentCut] = {}
-        for record in records:
-            match record:
-                case ExtentCut():
-                    extents[record.first] = record
-                case ExtentFreed():
-                    extents.pop(record.first, None)
-                case BlockPut():
-                    held[record.offset] = record
-                case BlockGone():
-                    held.pop(record.offset, None)
+        extents, held = fold(records)
         for cut in extents.values():
             self._adopt_extent(Extent(cut.first, cut.num_segments, cut.layout, cut.block_bytes), held)
 
