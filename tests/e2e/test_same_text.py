@@ -35,6 +35,12 @@ def ask_all(stack: LocalStack, cases: list[Case], concurrency: int) -> list[Outc
     return asyncio.run(ask())
 
 
+def wait_until_served(stack: LocalStack, case: Case) -> None:
+    """A model without any decode worker is refused at once (503); its clients try again."""
+    while not (outcome := ask_all(stack, [case], 1)[0]).is_ok:
+        assert outcome.status == 503, outcome.error
+
+
 def check(cases: list[Case], outcomes: list[Outcome]) -> None:
     for (path, body, expected), outcome in zip(cases, outcomes, strict=True):
         asked = body.get("messages") or body["prompt"]
@@ -74,4 +80,5 @@ def test_the_same_text_without_a_helper(stack: LocalStack, cases: list[Case], ab
 def test_the_same_text_across_a_restart_of_decode(stack: LocalStack, cases: list[Case]) -> None:
     old = stack.kill("decode-0")
     stack.wait_restarted("decode-0", old)
+    wait_until_served(stack, cases[0])
     check(cases[-8:], ask_all(stack, cases[-8:], 4))
