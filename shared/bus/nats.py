@@ -87,9 +87,7 @@ def translate(error: Exception, subject: str) -> BusError:
 
 
 class _Transport(TcpTransport):  # type: ignore[misc]
-    """Closes at once and takes back what the server has not read: a graceful close would wait for a server that does not read (and the
-    reconnect with it), and the kernel would deliver late.
-    """
+    """Closes at once and takes back what was not read: a graceful close would wait for a deaf server, and the kernel deliver late."""
 
     def __bool__(self) -> bool:
         return True  # or the client would put its own in our place
@@ -223,9 +221,13 @@ class Connection(Wire):
             async with asyncio.timeout(CLOSE_S):
                 if self._client.is_connected:
                     await self._client.rtt(CLOSE_S)
+        if self._client._flush_queue is None:
+            return  # it refused its options
         with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await self._client.close()
+            self._client._transport.close()  # a client that was never greeted thinks that it is closed
+            await asyncio.sleep(0)
         await self._watchdog.stop()
 
     # -- what nats-py tells ---------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 from shared.bus.nats_bus import NatsBus
@@ -13,6 +14,7 @@ from shared.errors import BusError, ConfigError, EnvironmentFault, PermissionDen
 START_S = 10.0
 """How long a server that is not there yet is waited for."""
 POLL_S = 0.05
+CREDENTIALS = ("BEGIN NATS USER JWT", "BEGIN USER NKEY SEED")
 
 
 def inbox_prefix_of(user: str) -> str:
@@ -77,12 +79,18 @@ def _options(config: ServiceConfig, name: str, inbox_prefix: str) -> dict[str, A
     if config.nats_user:
         options["user"] = config.nats_user
     if config.nats_password_file is not None:
-        try:
-            options["password"] = config.nats_password_file.read_text().strip()
-        except OSError as error:
-            raise ConfigError("SS_NATS_PASSWORD_FILE", str(config.nats_password_file), error.strerror or "cannot be read") from error
+        options["password"] = _read("SS_NATS_PASSWORD_FILE", config.nats_password_file).strip()
     if config.nats_creds is not None:
-        if not config.nats_creds.is_file():
-            raise ConfigError("SS_NATS_CREDS", str(config.nats_creds), "no such file")
+        text = _read("SS_NATS_CREDS", config.nats_creds)
+        if not all(mark in text for mark in CREDENTIALS):  # nats-py would look for them for ever
+            raise ConfigError("SS_NATS_CREDS", str(config.nats_creds), "is not a NATS credentials file")
         options["user_credentials"] = str(config.nats_creds)
     return options
+
+
+def _read(variable: str, path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not text"
+        raise ConfigError(variable, str(path), reason or "cannot be read") from error

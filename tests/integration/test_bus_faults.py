@@ -248,9 +248,9 @@ async def test_a_request_waits_for_the_link(bus: NatsBus, own_nats_server: NatsS
 async def test_a_message_is_stored_once_across_a_restart(bus: NatsBus, own_nats_server: NatsServer) -> None:
     storing = [asyncio.ensure_future(bus.enqueue(SUBJECTS.usage_event("ab"), b"%d" % n, msg_id=f"u:{n}")) for n in range(200)]
     await asyncio.sleep(0.01)
-    own_nats_server.restart()
+    own_nats_server.terminate()  # a kill may cost what the server acked a moment ago
+    own_nats_server.start()
     await asyncio.gather(*storing)
-    assert len(storing) == 200
     for number in range(200):
         assert not await bus.enqueue(SUBJECTS.usage_event("ab"), b"%d" % number, msg_id=f"u:{number}")
     assert await bus.jetstream.num_messages(SUBJECTS.stream("usage")) == 200
