@@ -110,16 +110,11 @@ class _Transport(TcpTransport):  # type: ignore[misc]
 class _Sink:
     """Takes the place of a subscription's future, so that messages come by plain call: no queue, task or limit of nats-py between."""
 
-    __slots__ = ("take",)
-
     def __init__(self, take: Callable[[Any], None]) -> None:
-        self.take = take
+        self.set_result = take
 
     def cancelled(self) -> bool:
         return False
-
-    def set_result(self, message: Any) -> None:
-        self.take(message)
 
 
 class Connection(Wire):

@@ -172,6 +172,8 @@ class NatsBus(Bus):
             await self.requests.confirm()
         except BusTimeout:
             return
+        except PermissionDenied:
+            pass  # of a message to ourselves: nothing is known, but the answer came after that to the subscription
         if subject.lower() in self._wire.denied_subscriptions:
             await subscription.close()
             raise PermissionDenied(subject)

@@ -44,7 +44,7 @@ def permissions_of(user: User, subjects: Subjects) -> Permissions:
     publish, subscribe = _OWN[user](subjects)
     if user == "console":
         every = [*_provisioning(subjects), *(f"{API}.STREAM.UPDATE.{spec.name}" for spec in stream_specs(subjects)), *_reading(subjects)]
-        return Permissions((*every, *publish), (own_inbox, *subscribe))
+        return Permissions((*every, own_inbox, *publish), (own_inbox, *subscribe))
     lease = f"$KV.{subjects.bucket('workers')}.{user}.*"
     every = [*_provisioning(subjects), *_reading(subjects), lease, *_every_inbox()]
     return Permissions((*every, *publish), (own_inbox, "$SRV.>", subjects.plan(), *subscribe))

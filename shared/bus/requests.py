@@ -103,8 +103,9 @@ class Requests:
     async def confirm(self, timeout_s: float = 2.0) -> None:
         """Return when the server has done all that was sent before: a message to ourselves. Raises as `one`."""
         token, call = self._open_call(self._prefix)
+        call.subject += token
         try:
-            await self._send(token, self._prefix + token, b"", None, timeout_s)
+            await self._send(token, call.subject, b"", None, timeout_s)
             await call.next(timeout_s)
         finally:
             del self._calls[token]
