@@ -22,7 +22,9 @@ async def load_prefix(job: Job, kv: KvClient, block_size: int, ms_per_token: flo
         tokens = pack_tokens(sequence.token_ids[first * block_size : (first + len(hashes)) * block_size])
         blocks = sequence.block_table[first : first + len(hashes)]
         wait_ms = min(len(hashes) * block_size * (ms_per_token or UNKNOWN_MS_PER_TOKEN), MAX_WAIT_MS)
-        result = await kv.load(hashes, tokens, blocks, wait_ms=wait_ms, request_id=job.request.request_id)
+        result = await kv.load(
+            hashes, tokens, blocks, wait_ms=wait_ms, request_id=job.request.request_id, block_ms=ms_per_token * block_size
+        )
     handed_over = min(job.task.num_prefilled_tokens, sequence.num_tokens - 1) // block_size - first
     if result.num_blocks < handed_over:
         telemetry.count("decode_handoff_misses", handed_over - result.num_blocks, reason=result.reason or "unknown")

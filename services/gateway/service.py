@@ -96,6 +96,12 @@ class GatewayService(Service):
         if self._serving is not None:
             await asyncio.wait([self._serving], timeout=STOP_S)
 
+    @property
+    def desk(self) -> Desk:
+        """There from `start` on."""
+        assert self._desk is not None
+        return self._desk
+
     def describe(self) -> WorkerLease:
         return msgspec.structs.replace(super().describe(), http_address=self._http_address)
 
