@@ -15,16 +15,16 @@ Tier = Literal["device", "dram", "ssd", "remote"]
 Numerics = Literal["default", "exact"]
 FinishReason = Literal["stop", "length", "cancelled"]
 
-RequestId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}$")]
+RequestId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
 """A request: 32 hex digits (UUIDv7), minted by the gateway, never user text."""
 
-InstanceId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{8}$")]
+InstanceId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{8}\Z")]
 """A process start: 8 hex digits, new each time a process starts. A worker, a gateway and a router are each an instance."""
 
-HostId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{8}$")]
+HostId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{8}\Z")]
 """An arena: 8 hex digits kept in the arena's header, never the hostname."""
 
-ModelId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}$")]
+ModelId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}\Z")]
 """The first 16 hex digits of a model_digest."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]

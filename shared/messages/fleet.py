@@ -14,7 +14,7 @@ class WorkerLease(msgspec.Struct, frozen=True, array_like=True, tag="lease"):
 
     instance: InstanceId
     role: Role
-    name: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")]
+    name: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,31}\Z")]
     """What people call it: decode-0."""
     state: Literal["starting", "ready", "draining"]
     sequence: Count
@@ -45,7 +45,7 @@ class WorkerLease(msgspec.Struct, frozen=True, array_like=True, tag="lease"):
 class ModelCard(msgspec.Struct, frozen=True, array_like=True, tag="card"):
     """One model with one numerics class, in bucket ss_config (key `model.<model>`), written by the workers that serve it."""
 
-    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
+    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}\Z")]
     model_digest: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
     path: str
     """Folder with tokenizer.json and tokenizer_config.json on the worker's machine; a gateway may be configured with its own."""

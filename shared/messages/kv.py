@@ -47,7 +47,7 @@ class KvReserve(msgspec.Struct, frozen=True, array_like=True, tag="reserve"):
 
     worker: InstanceId
     model_digest: Digest
-    layout: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}$")]
+    layout: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}\Z")]
     """KvLayout.digest: names the size class."""
     block_bytes: Count
     parents: Digests
@@ -93,7 +93,7 @@ class KvAcquire(msgspec.Struct, frozen=True, array_like=True, tag="acquire"):
 
     worker: InstanceId
     model_digest: Digest
-    layout: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}$")]
+    layout: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}\Z")]
     block_hashes: Digests
     wait_ms: Annotated[float, msgspec.Meta(ge=0, le=60_000)] = 0.0
     """Wait at most so long for blocks that are under way from another host or tier."""
@@ -227,7 +227,7 @@ class BlockOffer(msgspec.Struct, frozen=True, array_like=True, tag="offer"):
     """sender → receiver: blocks of one model and layout that I can send you now."""
 
     model_digest: Digest
-    layout: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}$")]
+    layout: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}\Z")]
     block_bytes: Count
     block_hashes: Digests
     parents: Digests

@@ -29,7 +29,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, array_like=True, tag="generat
     """With max_tokens already reduced by num_emitted."""
     salt: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
     """HMAC(cluster secret, tenant ‖ cache_salt): the seed of the block chain with the model_digest."""
-    partition: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}$")]
+    partition: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}\Z")]
     """The tenant, hashed: for fair queueing and the tenant partition of similarity. Never the tenant's name."""
     block_keys: Packed16
     """16-byte keys of the full blocks of `token_ids`, for the router. Workers hash the tokens themselves."""

@@ -53,20 +53,20 @@ class Subjects:
         return f"{self._root}.tokens.{_token(gateway)}"
 
     def session(self, gateway: str, verb: SessionVerb) -> str:
-        return f"{self._root}.session.{_token(gateway)}.{verb}"
+        return f"{self._root}.session.{_token(gateway)}.{_token(verb)}"
 
     def worker(self, worker: str, verb: WorkerVerb) -> str:
-        return f"{self._root}.worker.{_token(worker)}.{verb}"
+        return f"{self._root}.worker.{_token(worker)}.{_token(verb)}"
 
     def router(self, router: str, verb: RouterVerb) -> str:
-        return f"{self._root}.router.{_token(router)}.{verb}"
+        return f"{self._root}.router.{_token(router)}.{_token(verb)}"
 
     def cancel(self) -> str:
         return f"{self._root}.cancel"
 
     # -- cache ----------------------------------------------------------------------------------------------------
     def kv(self, host: str, verb: KvVerb) -> str:
-        return f"{self._root}.kv.{_token(host)}.{verb}"
+        return f"{self._root}.kv.{_token(host)}.{_token(verb)}"
 
     def kv_event(self, source: str) -> str:
         return f"{self._root}.event.kv.{_token(source)}"
@@ -90,15 +90,15 @@ class Subjects:
 
     # -- clients --------------------------------------------------------------------------------------------------
     def front_door(self, door: FrontDoor) -> str:
-        return f"{self._root}.{door}"
+        return f"{self._root}.{_token(door)}"
 
     # -- streams, durables, buckets -------------------------------------------------------------------------------
     def stream(self, name: Literal["requests", "prefill", "decode", "usage", "dead"]) -> str:
-        return f"{self.namespace.upper()}_{name.upper()}"
+        return f"{self.namespace.upper()}_{_token(name).upper()}"
 
     def durable(self, kind: Literal["requests", "prefill", "decode"], part: str) -> str:
         """`part`: the request class (shared by the routers), or the worker."""
-        return f"{kind}-{_token(part)}"
+        return f"{_token(kind)}-{_token(part)}"
 
     def bucket(self, name: Literal["workers", "config"]) -> str:
-        return f"{self.namespace}_{name}"
+        return f"{self.namespace}_{_token(name)}"
