@@ -1,4 +1,4 @@
-"""The session under any interleaving of lost, doubled, reordered, stale and foreign messages: what the client sees is what was generated."""
+"""The session under any interleaving of lost, doubled, reordered, stale, foreign messages: the client sees what was generated."""
 
 from __future__ import annotations
 
