@@ -20,7 +20,7 @@ from shared.bus.base import Bus
 from shared.errors import BusError, BusTimeout, KvError, NoResponders, StoreAbsent
 from shared.kv.arena import Arena
 from shared.kv.attachment import Attachment
-from shared.kv.layout import KvLayout
+from shared.kv.layout import KvLayout, LowerFormat
 from shared.kv.slot_copy import BlockDevice, BlockToStore, Expected, Place, copy_in, copy_out
 from shared.messages import kv
 from shared.messages.codec import decode_union, encode
@@ -69,6 +69,7 @@ class KvClient:
         layout: KvLayout,
         model_digest: bytes,
         device: BlockDevice,
+        payload_format: LowerFormat = "native",
         *,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -79,6 +80,7 @@ class KvClient:
         self._layout = layout
         self._model_digest = model_digest
         self._device = device
+        self._format = payload_format
         self._monotonic = monotonic
         self._attachment = Attachment(kv_dir, instance)
         self._retry_at_s = 0.0
@@ -173,7 +175,7 @@ class KvClient:
     def _expected(self, hashes: Sequence[bytes], tokens: memoryview) -> list[Expected]:
         step, num_bytes = self._token_bytes, self._layout.block_bytes
         return [
-            Expected(digest, self._model_digest, tokens[index * step : (index + 1) * step], num_bytes)
+            Expected(digest, self._model_digest, tokens[index * step : (index + 1) * step], num_bytes, self._format)
             for index, digest in enumerate(hashes)
         ]
 
@@ -242,7 +244,7 @@ class KvClient:
 
     def _copy_out(self, arena: Arena, to_write: Sequence[tuple[BlockToStore, Place]]) -> bool:
         blocks, places = [block for block, _ in to_write], [place for _, place in to_write]
-        return copy_out(arena.memory, places, blocks, self._layout.block_bytes, self._instance, self._device)
+        return copy_out(arena.memory, places, blocks, self._layout.block_bytes, self._instance, self._device, self._format)
 
     # -- the store's process -------------------------------------------------------------------------------------------
     async def _attached(self) -> Arena:

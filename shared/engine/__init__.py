@@ -1,6 +1,6 @@
 """The engine: models, attention, sampling, the paged cache; and a simulated engine without torch. Knows nothing of NATS.
 
-`load(config)` is the one door; only it decides whether torch is imported.
+`load` and `lower_device` are the doors; only they decide whether torch is imported.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import os
 from shared.engine.config import EngineConfig
 from shared.engine.engine import Engine, ReportProgress
 from shared.errors import EnvironmentFault
+from shared.kv.layout import KvLayout
+from shared.kv.slot_copy import BlockDevice
 
-__all__ = ["load"]
+__all__ = ["load", "lower_device"]
 
 SPIN_COUNT = "30000"
 """How long an OpenMP thread spins before it sleeps (some 0.1 ms). Without a bound, a machine whose cores are shared by several processes
@@ -31,3 +33,13 @@ def load(config: EngineConfig, report: ReportProgress) -> Engine:
         raise EnvironmentFault(f"the package {error.name} is not installed", remedy="pip install slipstream[engine]") from error
     engine: Engine = module.load(config, report)
     return engine
+
+
+def lower_device(engine: Engine) -> tuple[BlockDevice, KvLayout]:
+    """What a worker's KV client copies from and to, and the layout of blocks there: the engine, or a codec before it."""
+    spec = engine.spec
+    if spec.lower_format == "native":
+        return engine, spec.layout
+    compress = importlib.import_module("shared.engine.compress")
+    device = compress.CompressedDevice(engine, spec.layout, spec.lower_format)
+    return device, device.layout

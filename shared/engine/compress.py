@@ -13,21 +13,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shared.errors import ConfigError
 from shared.kernels import load_kernel
-from shared.kv.layout import KvLayout
+from shared.kv.layout import KvLayout, stored_layout
 
 log = logging.getLogger(__name__)
 
-LowerFormat = Literal["native", "int8", "fp8"]
 Bytes = NDArray[np.uint8]
 
-CODE_DTYPE = {"int8": "int8", "fp8": "float8_e4m3"}
 LARGEST = {"int8": 127.0, "fp8": 448.0}
 _TORCH_CODE = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 _TORCH_ELEMENT = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -39,15 +35,6 @@ class BlockDevice(Protocol):
     def export_blocks(self, block_ids: Sequence[int], out: Sequence[memoryview]) -> None: ...
 
     def import_blocks(self, block_ids: Sequence[int], data: Sequence[memoryview]) -> None: ...
-
-
-def stored_layout(layout: KvLayout, lower_format: LowerFormat) -> KvLayout:
-    """The layout of a block of `layout` as the lower tiers keep it."""
-    if lower_format == "native":
-        return layout
-    if layout.dtype not in _TORCH_ELEMENT:
-        raise ConfigError("SS_KV_FORMAT", lower_format, f"blocks of {layout.dtype} are not compressed", remedy="Use native")
-    return msgspec.structs.replace(layout, dtype=CODE_DTYPE[lower_format], scale_dtype="bfloat16")
 
 
 class Codec(ABC):
@@ -121,9 +108,10 @@ def make_codec(layout: KvLayout, lower_format: Literal["int8", "fp8"]) -> Codec:
 
 
 class CompressedDevice:
-    """An engine seen through a codec: what is exported is compressed, what is imported is expanded."""
+    """An engine seen through a codec: what is exported is compressed, what is imported is expanded. `layout` is that of stored blocks."""
 
     def __init__(self, device: BlockDevice, layout: KvLayout, lower_format: Literal["int8", "fp8"]) -> None:
+        self.layout = stored_layout(layout, lower_format)
         self._device = device
         self._codec = make_codec(layout, lower_format)
         self._block_bytes = layout.block_bytes

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from shared.config import Bytes
+from shared.kv.layout import LowerFormat
 from shared.types import Numerics
 
 
@@ -28,6 +29,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """0: the model's own."""
     kv_device: Bytes = 256 * 2**20
     """Bytes of the device pool."""
+    kv_format: LowerFormat = "native"
+    """How the lower tiers keep blocks: int8 and fp8 halve bfloat16's bytes and may change text, so native is the default."""
     threads: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
     """CPU threads; 0: all of this process's."""
     cache_dir: Path = Path("~/.cache/slipstream").expanduser()

@@ -9,7 +9,7 @@ from collections.abc import Sequence as ListLike
 import msgspec
 
 from shared.engine.batch import Batch
-from shared.kv.layout import KvLayout
+from shared.kv.layout import KvLayout, LowerFormat
 from shared.types import Numerics, TokenLogprob
 
 ReportProgress = Callable[[str, float | None], None]
@@ -35,6 +35,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """cpu, cuda or sim."""
     dtype: str
     weight_format: str
+    lower_format: LowerFormat = "native"
+    """How the lower tiers keep its blocks; part of the model digest."""
     commits_blocks: bool
     """Whether the weight format is admitted to the numerics class: only then blocks may be given to others."""
 

@@ -153,6 +153,8 @@ class SimulatedEngine(Engine):
 
 def load(config: EngineConfig, report: ReportProgress) -> SimulatedEngine:
     """A simulated engine with the tokenizer, vocabulary and context of `config.model`."""
+    if config.kv_format != "native":
+        raise ConfigError("SS_KV_FORMAT", config.kv_format, "the simulated engine's blocks are exact numbers", remedy="Use native")
     folder = resolve_model(config.model, config.cache_dir, report)
     spec = _spec(config, folder)
     return SimulatedEngine(spec, parse_profile(config.sim_profile))

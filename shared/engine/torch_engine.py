@@ -21,7 +21,7 @@ from shared.engine.sampler import Sampler
 from shared.engine.sequence import Sequence
 from shared.errors import ConfigError, EngineError, EnvironmentFault
 from shared.kv.hashing import ModelIdentity
-from shared.kv.layout import KvLayout
+from shared.kv.layout import KvLayout, LowerFormat
 from shared.types import SamplingParams
 
 WARM_UP_TOKENS = (1, 1, 64)
@@ -159,6 +159,7 @@ def _spec(config: EngineConfig, folder: ModelFolder, device: torch.device, dtype
         device=device.type,
         dtype=dtype,
         weight_format=dtype,
+        lower_format=_lower_format(config),
         commits_blocks=True,
     )
 
@@ -175,6 +176,14 @@ def _max_model_len(config: EngineConfig, model_limit: int, num_blocks: int) -> i
     return config.max_model_len or min(model_limit, room)
 
 
+def _lower_format(config: EngineConfig) -> LowerFormat:
+    if config.numerics == "exact" and config.kv_format != "native":
+        raise ConfigError(
+            "SS_KV_FORMAT", config.kv_format, "numerics exact keeps blocks as they are", remedy="Use native, or numerics default"
+        )
+    return config.kv_format
+
+
 def _identity(config: EngineConfig, folder: ModelFolder, layout: KvLayout) -> ModelIdentity:
     return ModelIdentity(
         architecture=msgspec.json.encode(folder.architecture).decode(),
@@ -182,7 +191,7 @@ def _identity(config: EngineConfig, folder: ModelFolder, layout: KvLayout) -> Mo
         tokenizer_digest=folder.tokenizer_digest,
         numerics=config.numerics,
         dtype=layout.dtype,
-        lower_tier_format="native",
+        lower_tier_format=config.kv_format,
         layout=layout.digest,
         block_size=layout.block_size,
         rope=msgspec.json.encode(folder.architecture.rope).decode(),

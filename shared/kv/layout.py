@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Literal
 
 import msgspec
 
+from shared.errors import ConfigError
+
+LowerFormat = Literal["native", "int8", "fp8"]
+"""How the lower tiers keep blocks."""
+CODE_DTYPE = {"int8": "int8", "fp8": "float8_e4m3"}
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3": 1}
 
 
@@ -46,3 +52,12 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     def digest(self) -> str:
         """16 hex digits that name the layout."""
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
+
+
+def stored_layout(layout: KvLayout, lower_format: LowerFormat) -> KvLayout:
+    """The layout of a block of `layout` as the lower tiers keep it."""
+    if lower_format == "native":
+        return layout
+    if layout.dtype not in ("float32", "bfloat16"):
+        raise ConfigError("SS_KV_FORMAT", lower_format, f"blocks of {layout.dtype} are not compressed", remedy="Use native")
+    return msgspec.structs.replace(layout, dtype=CODE_DTYPE[lower_format], scale_dtype="bfloat16")

@@ -48,6 +48,7 @@ class Expected(NamedTuple):
     model_digest: bytes
     packed_tokens: memoryview
     num_bytes: int
+    payload_format: str = NATIVE
 
 
 def copy_in(
@@ -75,7 +76,7 @@ def _copy_checked(memory: memoryview, place: Place, expected: Expected, staging:
         header.digest == expected.digest
         and header.model_digest == expected.model_digest
         and header.length == expected.num_bytes
-        and header.format == NATIVE
+        and header.format == expected.payload_format
         and slot.tokens(memory, place.offset) == expected.packed_tokens
     )
     if is_whole:
@@ -89,7 +90,13 @@ def _copy_checked(memory: memoryview, place: Place, expected: Expected, staging:
 
 
 def copy_out(
-    memory: memoryview, places: Sequence[Place], blocks: Sequence[BlockToStore], num_bytes: int, writer: str, device: BlockDevice
+    memory: memoryview,
+    places: Sequence[Place],
+    blocks: Sequence[BlockToStore],
+    num_bytes: int,
+    writer: str,
+    device: BlockDevice,
+    payload_format: str = NATIVE,
 ) -> bool:
     """Device pool → slots, then their headers. False if a slot is not ours any more: our lease ran out while we stood still."""
     if not _are_ours(memory, places):
@@ -102,7 +109,7 @@ def copy_out(
             place.offset,
             writer=writer,
             packed_tokens=block.packed_tokens,
-            payload_format=NATIVE,
+            payload_format=payload_format,
             length=num_bytes,
             checksum=xxhash.xxh3_64_intdigest(payload),
         )

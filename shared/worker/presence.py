@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from shared.bus.base import Subscription
+from shared.engine import lower_device
 from shared.engine.engine import Engine
 from shared.errors import BusClosed, BusError
 from shared.kv.block_pool import BlockPool
@@ -46,15 +47,17 @@ class Presence:
     async def open(self) -> None:
         """Map the arena, publish card and events."""
         service, spec = self._service, self._engine.spec
+        device, layout = lower_device(self._engine)
         self._kv = KvClient(
             service.bus,
             service.subjects,
             service.telemetry,
             service.instance,
             self._kv_dir,
-            spec.layout,
+            layout,
             spec.model_digest,
-            self._engine,
+            device,
+            spec.lower_format,
         )
         await self._kv.open()
         self._write_back = WriteBack(self._pool, self._kv, service.telemetry)

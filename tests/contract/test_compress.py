@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from shared.engine import compress
-from shared.engine.compress import Codec, CompressedDevice, KernelCodec, TorchCodec, stored_layout
+from shared.engine.compress import Codec, CompressedDevice, KernelCodec, TorchCodec
 from shared.errors import ConfigError
 from shared.kernels import load_kernel
-from shared.kv.layout import KvLayout
+from shared.kv.layout import KvLayout, stored_layout
 
 LIBRARY = load_kernel(Path(compress.__file__).with_suffix(".c"))
 FORMATS: list[Literal["int8", "fp8"]] = ["int8", "fp8"]
