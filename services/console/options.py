@@ -14,6 +14,7 @@ from services.gateway.auth import check_exposure
 from shared.config import TrueWords, parse_size
 from shared.engine.config import EngineConfig
 from shared.errors import ConfigError
+from shared.kv.layout import LowerFormat
 from shared.types import Numerics, Role
 
 ALL_ROLES: tuple[Role, ...] = ("kvstore", "prefill", "decode", "router", "planner", "gateway")
@@ -37,6 +38,9 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int = 0
     kv_dram: int = 2**30
     """Bytes of each host's arena."""
+    kv_ssd: str = ""
+    """PATH:20G, a folder and how much of its disk; empty: no SSD tier."""
+    kv_format: LowerFormat = "native"
     host: str = "127.0.0.1"
     port: int = 8000
     """Of the gateway; 0: any free one."""
@@ -127,6 +131,19 @@ def _parser() -> argparse.ArgumentParser:
     places.add_argument(
         "--kv-dram", type=_size, default=os.environ.get("SS_KV_DRAM", "1G"), metavar="SIZE", help="a host's arena (default 1G)"
     )
+    places.add_argument(
+        "--kv-ssd",
+        type=_folder_and_size,
+        default=os.environ.get("SS_KV_SSD", ""),
+        metavar="PATH:SIZE",
+        help="an SSD tier, e.g. /var/tmp/kv:20G",
+    )
+    places.add_argument(
+        "--kv-format",
+        choices=get_args(LowerFormat),
+        default=_from_env("kv_format"),
+        help="how DRAM and SSD keep blocks (default native; int8 and fp8 halve the bytes)",
+    )
     places.add_argument("--host", default=os.environ.get("SS_HTTP_HOST", "127.0.0.1"), help="address of the HTTP API (default 127.0.0.1)")
     places.add_argument(
         "--port", type=_port, default=os.environ.get("SS_HTTP_PORT", "8000"), help="port of the HTTP API (default 8000; 0: any)"
@@ -173,6 +190,14 @@ def _size(text: str) -> int:
         return parse_size(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _folder_and_size(text: str) -> str:
+    """`PATH:20G`, or nothing."""
+    folder, _, size = text.rpartition(":")
+    if text and (not folder or _size(size) < 2**20):
+        raise argparse.ArgumentTypeError(f"{text!r} is not PATH:SIZE; write for example /var/tmp/kv:20G")
+    return text
 
 
 def _roles(text: str) -> tuple[Role, ...]:

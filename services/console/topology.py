@@ -95,6 +95,9 @@ def _variables(options: UpOptions, place: Place, role: Role, index: int, name: s
     match role:
         case "kvstore":
             yield "SS_KV_DRAM", str(options.kv_dram)
+            if options.kv_ssd:
+                folder, _, size = options.kv_ssd.rpartition(":")
+                yield "SS_KV_SSD", f"{Path(folder).expanduser().absolute() / f'host-{index}'}:{size}"
         case "prefill" | "decode":
             yield from _engine_variables(options)
         case "gateway":
@@ -113,9 +116,10 @@ def _engine_variables(options: UpOptions) -> Iterator[tuple[str, str]]:
         numerics=options.numerics,
         max_model_len=options.max_model_len,
         threads=options.worker_threads,
+        kv_format=options.kv_format,
         sim_profile=options.sim_profile,
     )
-    asked_for = ("model", "device", "dtype", "numerics", "max_model_len", "threads", "sim_profile")
+    asked_for = ("model", "device", "dtype", "numerics", "max_model_len", "threads", "kv_format", "sim_profile")
     values = to_environ(engine)
     for field in asked_for:
         variable = f"SS_{field.upper()}"
@@ -127,5 +131,5 @@ def _detail(options: UpOptions, role: Role) -> str:
     if role in ("prefill", "decode") and options.device != "sim":
         return f"{options.worker_threads} thread{'s' * (options.worker_threads > 1)}"
     if role == "kvstore":
-        return f"{size_text(options.kv_dram)} DRAM"
+        return f"{size_text(options.kv_dram)} DRAM" + (f" · SSD {options.kv_ssd}" if options.kv_ssd else "")
     return ""
