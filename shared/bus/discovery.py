@@ -88,11 +88,11 @@ def _shown(endpoint: Endpoint) -> dict[str, Any]:
 def _counted(numbers: Mapping[str, Any]) -> dict[str, Any]:
     num_requests = int(numbers.get("num_requests", 0))
     processing_ns = int(numbers.get("processing_time", 0))
-    counted = {
+    return {
         "num_requests": num_requests,
         "num_errors": int(numbers.get("num_errors", 0)),
         "last_error": str(numbers.get("last_error", "")),
         "processing_time": processing_ns,
         "average_processing_time": processing_ns // num_requests if num_requests else 0,
+        "data": numbers.get("data", {}),  # nats-py wants the key
     }
-    return counted | {"data": numbers["data"]} if "data" in numbers else counted

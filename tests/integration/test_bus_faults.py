@@ -7,11 +7,12 @@ import logging
 import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 import uvloop
 
-from shared.bus import pull
+from shared.bus import pull, streams
 from shared.bus.base import Bus, Message
 from shared.bus.nats_bus import NatsBus
 from shared.bus.streams import provision
@@ -34,7 +35,7 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     assert not tracebacks
 
 
-ALLOWED_TRACEBACKS = {"shared.bus.wire"}
+ALLOWED_TRACEBACKS = {"shared.bus.wire", "shared.bus.dead_letters"}
 """Callbacks of a test that raise on purpose."""
 
 
@@ -420,3 +421,67 @@ def test_under_uvloop(own_nats_server: NatsServer) -> None:
             await bus.close()
 
     uvloop.run(scenario())
+
+
+# -- dead letters -----------------------------------------------------------------------------------------------------
+@pytest.fixture
+def quick_acks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind, rule in list(streams._DURABLES.items()):
+        monkeypatch.setitem(streams._DURABLES, kind, replace(rule, ack_wait_s=0.1))
+
+
+async def test_a_dead_letter_leaves_nothing_behind(bus: NatsBus, other: NatsBus, quick_acks: None) -> None:
+    buried: list[tuple[bytes, str]] = []
+
+    async def bury(payload: bytes, subject: str) -> None:
+        buried.append((payload, subject))
+
+    for router in (bus, other):
+        await router.on_dead_letter(SUBJECTS.stream("decode"), bury)
+    await bus.enqueue(SUBJECTS.decode(WORKER), b"poison", msg_id="a:0")
+    consumer = await bus.consume(SUBJECTS.stream("decode"), SUBJECTS.durable("decode", WORKER), SUBJECTS.decode(WORKER), window=1)
+    for _ in range(3):
+        await consumer.next()
+    await until(lambda: buried)
+    assert buried == [(b"poison", SUBJECTS.decode(WORKER))]
+    assert await bus.jetstream.num_messages(SUBJECTS.stream("decode")) == 0
+    assert await bus.jetstream.num_messages(SUBJECTS.stream("dead")) == 1
+    found = await bus.jetstream.message_at(SUBJECTS.stream("dead"), 1)
+    assert found == (SUBJECTS.dead("decode"), b"poison")
+    assert bus.counts["dead_letter"] + other.counts["dead_letter"] == 1
+
+
+async def test_work_that_was_done_after_all_is_no_dead_letter(bus: NatsBus, other: NatsBus, quick_acks: None) -> None:
+    advisories = await bus.subscribe(f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{SUBJECTS.stream('decode')}.*")
+    consumer = await bus.consume(SUBJECTS.stream("decode"), SUBJECTS.durable("decode", WORKER), SUBJECTS.decode(WORKER), window=1)
+    await bus.enqueue(SUBJECTS.decode(WORKER), b"slow", msg_id="a:0")
+    deliveries = [await consumer.next() for _ in range(3)]
+    advisory = await anext(aiter(advisories))
+    await deliveries[-1].ack()  # late, and accepted
+    while await bus.jetstream.num_messages(SUBJECTS.stream("decode")):
+        await asyncio.sleep(0.01)
+    buried: list[bytes] = []
+
+    async def bury(payload: bytes, subject: str) -> None:
+        buried.append(payload)
+
+    await bus.on_dead_letter(SUBJECTS.stream("decode"), bury)
+    await other.publish(advisory.subject, advisory.payload)
+    await bus.publish(advisory.subject, b"not an advisory")
+    await bus.request(f"$JS.API.STREAM.INFO.{SUBJECTS.stream('decode')}", b"", timeout_s=5)
+    assert buried == []
+    assert await bus.jetstream.num_messages(SUBJECTS.stream("dead")) == 0
+
+
+async def test_an_owner_of_dead_letters_that_fails(bus: NatsBus, quick_acks: None) -> None:
+    async def fail(payload: bytes, subject: str) -> None:
+        raise RuntimeError("on purpose")
+
+    await bus.on_dead_letter(SUBJECTS.stream("decode"), fail)
+    await bus.enqueue(SUBJECTS.decode(WORKER), b"poison", msg_id="a:0")
+    consumer = await bus.consume(SUBJECTS.stream("decode"), SUBJECTS.durable("decode", WORKER), SUBJECTS.decode(WORKER), window=1)
+    for _ in range(3):
+        await consumer.next()
+    await until(lambda: bus.counts["callback_failed"] == 1)
+    assert await bus.jetstream.num_messages(SUBJECTS.stream("dead")) == 1
+    await works(bus)
