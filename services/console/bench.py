@@ -9,6 +9,7 @@ from collections.abc import Sequence
 BENCHES = {
     "stack": "what the whole stack costs: first token and tokens per second on the simulated engine",
     "kv": "KV store: handoff between processes, tiers",
+    "kv-accuracy": "quality of compressed KV blocks on real text",
     "router": "the routing decision",
 }
 
@@ -24,5 +25,5 @@ def run(argv: Sequence[str]) -> int:
     )
     parser.add_argument("name", choices=BENCHES, help=argparse.SUPPRESS)
     parsed = parser.parse_args(argv[:1])
-    code: int = importlib.import_module(f"loadtest.bench.{parsed.name}").main(list(argv[1:]))
+    code: int = importlib.import_module(f"loadtest.bench.{parsed.name.replace('-', '_')}").main(list(argv[1:]))
     return code

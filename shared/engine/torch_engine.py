@@ -68,6 +68,21 @@ class TorchEngine(Engine):
         rows = torch.tensor([row for row, _ in sampled], device=self._device)
         return self._sampler.sample(self._model.logits(hidden[rows]), [sequence for _, sequence in sampled])
 
+    def score(self, item: BatchItem) -> tuple[list[float], list[int]]:
+        """Compute one item's tokens into the pool and judge them: (log probability of the token that follows each computed one, likeliest
+        token at each), for every computed token that has a successor in the sequence."""
+        sequence, start = item.sequence, item.sequence.num_computed_tokens
+        batch = Batch([item])
+        plan = batch.plan(self.spec.layout.block_size)
+        with torch.inference_mode():
+            self._attention.plan(plan)
+            ids, positions = (torch.from_numpy(values).to(self._device) for values in (batch.input_ids(), plan.positions))
+            hidden = self._model.forward(ids, positions, self._attention)
+            following = torch.tensor(sequence.token_ids[start + 1 : start + item.num_tokens + 1], device=self._device)
+            logprobs = self._model.logits(hidden[: len(following)]).float().log_softmax(dim=-1)
+            chosen = logprobs.gather(1, following[:, None])[:, 0]
+            return chosen.tolist(), logprobs.argmax(dim=-1).tolist()
+
     def export_blocks(self, block_ids: ListLike[int], out: ListLike[memoryview]) -> None:
         self._cache.export_blocks(block_ids, out)
 
