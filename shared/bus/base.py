@@ -235,8 +235,9 @@ class Bus(ABC):
 
     @abstractmethod
     async def enqueue(self, subject: str, payload: bytes, *, msg_id: str, headers: Headers | None = None) -> bool:
-        """Publish to the stream behind `subject` and wait until it is stored; retried with the same id. False: it was there already.
+        """Publish to the stream behind `subject` and wait until it is stored; retried with the same id.
 
+        False: it was there already, perhaps by an attempt of this very call whose answer was lost.
         Raises QueueFull; BusTimeout when it could not be stored within 5 s; StreamMissing if no stream of ours stores the subject.
         """
 

@@ -86,17 +86,15 @@ class NatsBus(Bus):
         sent = {**(headers or {}), "Nats-Msg-Id": msg_id}
         loop = asyncio.get_running_loop()
         deadline = loop.time() + ENQUEUE_S
-        is_repeated = False
         while True:
             try:
                 ack = await self.jetstream.publish(subject, payload, headers=sent, timeout_s=ATTEMPT_S)
-                return is_repeated or not ack.duplicate  # a duplicate of our own first attempt is news
+                return not ack.duplicate
             except (BusTimeout, NoResponders) as error:
                 if loop.time() + RETRY_S >= deadline:
                     raise BusTimeout(subject, ENQUEUE_S) from error
                 self.counts["enqueue_retry"] += 1
                 if isinstance(error, BusTimeout):
-                    is_repeated = True
                     await asyncio.sleep(RETRY_S)
                 else:
                     await self._restore_behind(subject)

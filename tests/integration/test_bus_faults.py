@@ -12,7 +12,8 @@ from dataclasses import replace
 import pytest
 import uvloop
 
-from shared.bus import pull, streams
+from shared.bus import bucket as bucket_module
+from shared.bus import nats_bus, pull, streams
 from shared.bus.base import Bus, Message
 from shared.bus.nats_bus import NatsBus
 from shared.bus.streams import provision
@@ -60,6 +61,12 @@ async def other(own_nats_server: NatsServer) -> AsyncIterator[NatsBus]:
     bus = await connect_to(own_nats_server.url)
     yield bus
     await bus.close()
+
+
+@pytest.fixture
+def quick_acks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind, rule in list(streams._DURABLES.items()):
+        monkeypatch.setitem(streams._DURABLES, kind, replace(rule, ack_wait_s=0.1))
 
 
 async def echo(message: Message) -> bytes:
@@ -172,11 +179,10 @@ async def test_a_slow_network_is_no_fault(bus: NatsBus, proxy: Proxy) -> None:
 
 async def test_an_answer_that_comes_after_the_watchdog_gave_up(bus: NatsBus, proxy: Proxy) -> None:
     """nats-py's read loop would die of a PONG for a ping that was cancelled."""
-    for _ in range(2):
-        proxy.black_hole()
-        await until(lambda: not bus.is_connected)
-        proxy.mend()
-        await until(lambda: bus.is_connected)
+    proxy.black_hole()
+    await until(lambda: not bus.is_connected)
+    proxy.mend()
+    await until(lambda: bus.is_connected)
     await works(bus)
 
 
@@ -257,7 +263,7 @@ async def test_a_message_is_stored_once_across_a_restart(bus: NatsBus, own_nats_
     assert await bus.jetstream.num_messages(SUBJECTS.stream("usage")) == 200
 
 
-async def test_an_ack_while_disconnected_raises_nothing(bus: NatsBus, proxy: Proxy) -> None:
+async def test_an_ack_while_disconnected_raises_nothing(bus: NatsBus, proxy: Proxy, quick_acks: None) -> None:
     consumer = await bus.consume(SUBJECTS.stream("decode"), SUBJECTS.durable("decode", WORKER), SUBJECTS.decode(WORKER), window=1)
     await bus.enqueue(SUBJECTS.decode(WORKER), b"job", msg_id="a:0")
     delivery = await consumer.next()
@@ -267,11 +273,13 @@ async def test_an_ack_while_disconnected_raises_nothing(bus: NatsBus, proxy: Pro
     await delivery.ack()
     proxy.mend()
     again = await consumer.next()
-    assert again.num_delivered == 2
+    assert again.num_delivered >= 2
     await again.ack()
 
 
-async def test_a_store_that_stays_away_is_said_so(bus: NatsBus, own_nats_server: NatsServer) -> None:
+async def test_a_store_that_stays_away_is_said_so(bus: NatsBus, own_nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nats_bus, "ENQUEUE_S", 0.5)
+    monkeypatch.setattr(bucket_module, "PUT_TIMEOUT_S", 0.5)
     bucket = await bus.bucket(SUBJECTS.bucket("config"))
     own_nats_server.kill()
     await until(lambda: not bus.is_connected)
@@ -424,12 +432,6 @@ def test_under_uvloop(own_nats_server: NatsServer) -> None:
 
 
 # -- dead letters -----------------------------------------------------------------------------------------------------
-@pytest.fixture
-def quick_acks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for kind, rule in list(streams._DURABLES.items()):
-        monkeypatch.setitem(streams._DURABLES, kind, replace(rule, ack_wait_s=0.1))
-
-
 async def test_a_dead_letter_leaves_nothing_behind(bus: NatsBus, other: NatsBus, quick_acks: None) -> None:
     buried: list[tuple[bytes, str]] = []
 
