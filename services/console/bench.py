@@ -9,6 +9,7 @@ from collections.abc import Sequence
 BENCHES = {
     "stack": "what the whole stack costs: first token and tokens per second on the simulated engine",
     "kv": "KV store: handoff between processes, tiers",
+    "context": "sessions that return after their blocks left the device pool",
     "kv-accuracy": "quality of compressed KV blocks on real text",
     "router": "the routing decision",
 }
