@@ -28,7 +28,7 @@ ports_file_dir: "{folder}"
 max_payload: 1MB
 ping_interval: "2s"
 ping_max: 2
-jetstream {{ store_dir: "{folder}/store", max_mem: 2GB, max_file: 2GB }}
+jetstream {{ store_dir: "{folder}/store", max_mem: 200GB, max_file: 200GB }}
 """
 WITHOUT_JETSTREAM = """
 host: 127.0.0.1
