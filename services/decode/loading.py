@@ -18,7 +18,7 @@ async def load_prefix(job: Job, kv: KvClient, block_size: int, ms_per_token: flo
     first = sequence.num_computed_tokens // block_size
     hashes = job.chain.hashes[first : (sequence.num_tokens - 1) // block_size] if job.chain else []
     result = LoadResult(0, 0, [], "other_model" if job.chain is None else "")
-    if hashes:
+    if hashes and job.task.may_be_held:
         tokens = pack_tokens(sequence.token_ids[first * block_size : (first + len(hashes)) * block_size])
         blocks = sequence.block_table[first : first + len(hashes)]
         wait_ms = min(len(hashes) * block_size * (ms_per_token or UNKNOWN_MS_PER_TOKEN), MAX_WAIT_MS)

@@ -184,7 +184,7 @@ class PrefillService(Service):
         sequence, size = job.sequence, self.scheduler.block_size
         first = sequence.num_computed_tokens // size
         end = job.num_target_tokens // size
-        if first < end and job.chain is not None:
+        if first < end and job.chain is not None and job.task.may_be_held:
             packed = job.request.token_ids[4 * size * first : 4 * size * end]
             result = await self.presence.kv.load(
                 job.chain.hashes[first:end], packed, sequence.block_table[first:end], request_id=job.request.request_id

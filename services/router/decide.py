@@ -19,6 +19,8 @@ SLOTS_FACTOR = 2
 """A decode worker is sent at most so many requests for each slot."""
 SMALL_REST_BUDGETS = 2
 """Less than so many prefill budgets left to compute: decode does it itself."""
+WORTH_ASKING_TOKENS = 128
+"""The index may lag behind the stores by some milliseconds: for shorter prompts, asking a store costs more than it may save."""
 WINDOW = 1.25
 """Overlap counts only at workers with at most so many times the mean load (and one request more): a hot prefix spreads."""
 DEFAULT_PREFILL_TOKENS_PER_S = 1000.0
@@ -58,6 +60,8 @@ class Decision(NamedTuple):
     num_uncached_tokens: int
     num_decode_tokens: int
     """Prompt tokens that the decode worker computes: behind prefill less than a block and one token."""
+    may_be_held: bool
+    """Whether workers should ask their host's store: not if nobody is known to hold a block and computing is cheaper than asking."""
     num_blocks: int
     """Booked at the decode worker."""
     reason: str
@@ -100,6 +104,7 @@ class Decider:
             num_overlap_tokens=chosen.num_overlap_blocks * block_size,
             num_uncached_tokens=uncached,
             num_decode_tokens=uncached if prefill is None else rest,
+            may_be_held=bool(overlap) or request.num_tokens >= WORTH_ASKING_TOKENS,
             num_blocks=num_blocks,
             reason=reason,
             candidates=candidates,

@@ -217,10 +217,10 @@ class RouterService(Service):
 
     def _task(self, request: GenerateRequest, decision: Decision, queue_ms: float) -> tuple[str, bytes, InstanceId]:
         if decision.prefill_worker is None:
-            task = DecodeTask(request, self.instance, decision.decode_worker, queue_ms=queue_ms)
+            task = DecodeTask(request, self.instance, decision.decode_worker, queue_ms=queue_ms, may_be_held=decision.may_be_held)
             return self.subjects.decode(decision.decode_worker), encode(task), decision.decode_worker
         host = self.loads.workers[decision.decode_worker].lease.host if decision.decode_worker in self.loads.workers else None
-        prefill = PrefillTask(request, self.instance, decision.prefill_worker, decision.decode_worker, host, queue_ms)
+        prefill = PrefillTask(request, self.instance, decision.prefill_worker, decision.decode_worker, host, queue_ms, decision.may_be_held)
         return self.subjects.prefill(decision.prefill_worker), encode(prefill), decision.prefill_worker
 
     def _requeue(self, waiting: Waiting, error: BusError) -> None:

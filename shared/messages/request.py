@@ -68,6 +68,8 @@ class PrefillTask(msgspec.Struct, frozen=True, array_like=True, tag="prefill"):
     """The decode worker's host: blocks are pushed there if it is not this one. None: it has no store."""
     queue_ms: float = 0.0
     """Time the request waited in the router."""
+    may_be_held: bool = True
+    """False: the router knows of no block of this prompt on the worker's host, and little is to be computed: asking costs more."""
 
 
 class DecodeTask(msgspec.Struct, frozen=True, array_like=True, tag="decode"):
@@ -84,6 +86,8 @@ class DecodeTask(msgspec.Struct, frozen=True, array_like=True, tag="decode"):
     """Of these, tokens that prefill found in a cache and did not compute."""
     queue_ms: float = 0.0
     prefill_ms: float = 0.0
+    may_be_held: bool = True
+    """False: the router knows of no block of this prompt on the worker's host, and little is to be computed: asking costs more."""
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
