@@ -2,158 +2,89 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 
 import msgspec
 
 from services.decode.budget import PrefillBudget
 from services.decode.config import DecodeConfig
-from services.decode.job import Job, State, key_of
+from services.decode.job import Job, State
 from services.decode.loading import load_prefix
 from services.decode.scheduler import DecodeScheduler
-from shared.attempts import Attempts
 from shared.bus.base import Bus, Delivery, Message
-from shared.engine import load
 from shared.engine.batch import Batch
-from shared.engine.engine import Engine, Sampled
+from shared.engine.engine import Sampled
 from shared.errors import BusClosed, BusError, EngineError, SlipstreamError
 from shared.kv.block_pool import BlockPool
 from shared.messages.codec import decode, encode
 from shared.messages.fleet import EndedRequest, WorkerLease, WorkerLoad
-from shared.messages.request import Cancel, DecodeTask, GenerateRequest
-from shared.messages.session import HeldRequest, Resend, ResendReply, TokenBatch, TokenDelta
-from shared.service import Service
+from shared.messages.request import DecodeTask
+from shared.messages.session import Resend, ResendReply, TokenBatch, TokenDelta
 from shared.telemetry import Telemetry
 from shared.types import InstanceId
 from shared.worker.chain import Chain
 from shared.worker.finish import send_finish
-from shared.worker.intake import Intake, acknowledge, keep_in_progress
-from shared.worker.load_report import Ended, Ewma, report_load
-from shared.worker.presence import Presence
-from shared.worker.progress import report_progress
+from shared.worker.load_report import Ewma
+from shared.worker.worker_service import WorkerService
 
 log = logging.getLogger(__name__)
 
 
-class DecodeService(Service):
+class DecodeService(WorkerService[Job, DecodeTask]):
     """The loop is `admit · schedule · forward · publish`; everything that waits (loads, finishes, write-back) runs beside it."""
 
     role = "decode"
+    scheduler: DecodeScheduler
 
     def __init__(self, config: DecodeConfig, bus: Bus, telemetry: Telemetry, instance: InstanceId) -> None:
-        super().__init__(config.service, bus, telemetry, instance)
+        super().__init__("decode", DecodeTask, config.service, config.engine, config.kv_dir, bus, telemetry, instance)
         self.config = config
-        self.attempts = Attempts(bus, self.subjects, telemetry, time.monotonic)
-        self._reports = Ended()
-        self._intake = Intake(bus, self.subjects, telemetry, self.attempts, "decode", DecodeTask, self._take, self._dropped)
-        self._engine_thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
-        self._wake = asyncio.Event()
-        self._idle = asyncio.Event()
         self._finishing: dict[str, Job] = {}
         """Jobs whose Finish is not answered yet: they can still be resent."""
         self._step_ms = Ewma()
         self._load_rate = Ewma()
-        self._engine: Engine | None = None
-        self._scheduler: DecodeScheduler | None = None
-        self._presence: Presence | None = None
 
     # -- life ------------------------------------------------------------------------------------------------------------
-    async def start(self) -> None:
-        loop = asyncio.get_running_loop()
-        self.report("loading the model")
-        self._engine = await loop.run_in_executor(self._engine_thread, load, self.config.engine, self.report)
-        self.report("warming up")
-        await loop.run_in_executor(self._engine_thread, self._engine.warm_up, self.report)
-        spec = self.engine.spec
-        self._scheduler = DecodeScheduler(
-            BlockPool(spec.num_blocks),
-            spec.layout.block_size,
-            self.config.max_num_seqs,
-            spec.max_model_len,
-            spec.eos_token_ids,
-            PrefillBudget(self.config.prefill_budget, self.config.slo_itl_ms),
-            time.monotonic,
+    def prepare(self, pool: BlockPool) -> None:
+        spec, config = self.engine.spec, self.config
+        budget = PrefillBudget(config.prefill_budget, config.slo_itl_ms)
+        self.scheduler = DecodeScheduler(
+            pool, spec.layout.block_size, config.max_num_seqs, spec.max_model_len, spec.eos_token_ids, budget, time.monotonic
         )
-        self._presence = Presence(self, self.engine, self.scheduler.pool, self.config.kv_dir)
-        await self.presence.open()
+
+    async def serve_verbs(self) -> None:
         await self.bus.serve(self.subjects.worker(self.instance, "resend"), self._resend)
-        await self._intake.open(self.instance, self.spawn)
-        self.spawn(self.attempts.follow(self._on_cancel), "cancels")
-        self.spawn(self._run(), "decode-loop")
-        self.spawn(report_progress(self.bus, self.subjects, lambda: self.instance, "decode", self._held), "progress")
-        self.spawn(keep_in_progress(self._deliveries), "in-progress")
-        self.spawn(report_load(self.bus, self.subjects, self._reports, self._load), "load")
 
-    async def drain(self) -> None:
-        """Finish what is here; what comes meanwhile (it was routed before the lease said draining) is finished too."""
-        self._wake.set()
-        while self.scheduler.jobs or self._finishing:
-            self._idle.clear()
-            await self._idle.wait()
+    def jobs(self) -> Sequence[Job]:
+        return [*self.scheduler.jobs.values(), *self._finishing.values()]
 
-    async def stop(self) -> None:
-        """What is left is not acked: its gateways see the lease end and submit it again."""
-        await self._intake.close()
-        if self._presence is not None:
-            await self._presence.close()
-        await asyncio.get_running_loop().run_in_executor(None, self._engine_thread.shutdown)
-        if self._engine is not None:
-            self._engine.close()
+    def begin(self, task: DecodeTask, delivery: Delivery, chain: Chain | None) -> None:
+        self.scheduler.add(Job(task, delivery, chain, time.monotonic()))
 
     async def lease_lost(self) -> None:
-        """Drop everything: the gateways have moved it on. Come back as somebody else."""
-        self.telemetry.count("worker_reborn")
-        await self._intake.close()
-        for job in list(self.scheduler.jobs.values()):
-            job.is_cancelled = True
         self._finishing.clear()
-        self._wake.set()
-        self.take_new_instance()
-        await self.presence.reopen()
-        await self.bus.serve(self.subjects.worker(self.instance, "resend"), self._resend)
-        await self._intake.open(self.instance, self.spawn)
+        await super().lease_lost()
 
     def describe(self) -> WorkerLease:
-        lease = super().describe()
-        if self._engine is None or self._presence is None:
-            return lease
-        return msgspec.structs.replace(
-            self._presence.describe(lease), max_num_seqs=self.config.max_num_seqs, prefill_budget=self.config.prefill_budget
-        )
+        config = self.config
+        return msgspec.structs.replace(super().describe(), max_num_seqs=config.max_num_seqs, prefill_budget=config.prefill_budget)
 
     def detail(self) -> str:
         spec = self.engine.spec
         return f"{spec.model_name} {spec.dtype} · {spec.num_blocks} blocks · {self.config.max_num_seqs} slots"
 
-    @property
-    def engine(self) -> Engine:
-        assert self._engine is not None
-        return self._engine
-
-    @property
-    def scheduler(self) -> DecodeScheduler:
-        assert self._scheduler is not None
-        return self._scheduler
-
-    @property
-    def presence(self) -> Presence:
-        assert self._presence is not None
-        return self._presence
-
     # -- the loop --------------------------------------------------------------------------------------------------------
-    async def _run(self) -> None:
+    async def run(self) -> None:
         while True:
-            self._wake.clear()
+            self.wake.clear()
             await self._admit()
             batch = self.scheduler.schedule()
             await self._collect_ended()
             if batch is None:
-                await self._wake.wait()
+                await self.wake.wait()
                 continue
             await self._publish(await self._forward(batch))
 
@@ -168,9 +99,8 @@ class DecodeService(Service):
     async def _forward(self, batch: Batch) -> list[Job]:
         """One step in the engine's thread. A failed step ends its own requests only."""
         started = time.monotonic()
-        loop = asyncio.get_running_loop()
         try:
-            sampled: list[Sampled] = await loop.run_in_executor(self._engine_thread, self.engine.forward, batch)
+            sampled: list[Sampled] = await self.in_engine(self.engine.forward, batch)
         except Exception as error:  # whatever a forward raises, it is this batch's fate and not the process's
             log.exception("a step of %d sequences failed", len(batch.items))
             self.telemetry.count("engine_errors")
@@ -227,7 +157,7 @@ class DecodeService(Service):
             num_bytes=result.num_bytes,
             reason=result.reason,
         )
-        self._wake.set()
+        self.wake.set()
 
     async def _collect_ended(self) -> None:
         """Jobs that ended leave the scheduler; their Finish is sent beside the loop."""
@@ -262,40 +192,10 @@ class DecodeService(Service):
             await self._forget(job, outcome)
 
     async def _forget(self, job: Job, outcome: str) -> None:
-        """The job is over here: ack, and tell the routers with the next load report."""
         self.telemetry.count("decode_ended", outcome=outcome)
-        self._reports.add(job.request.request_id, job.request.epoch)
-        await acknowledge(job.delivery)
-        if not self.scheduler.jobs and not self._finishing:
-            self._idle.set()
+        await self.forget(job)
 
     # -- messages --------------------------------------------------------------------------------------------------------
-    def _take(self, task: DecodeTask, delivery: Delivery) -> None:
-        key = key_of(task.request)
-        held = self.scheduler.jobs.get(key) or self._finishing.get(key)
-        if held is not None:
-            held.delivery = delivery  # redelivered while we hold it: this is the one to ack
-            return
-        spec = self.engine.spec
-        is_same_model = task.request.model == spec.model_digest.hex()[:16]
-        if not is_same_model:
-            self.telemetry.count("other_model_tasks")
-        chain = Chain(spec.model_digest, task.request, spec.layout.block_size, ()) if is_same_model else None
-        self.scheduler.add(Job(task, delivery, chain, time.monotonic()))
-        self._wake.set()
-
-    def _dropped(self, request: GenerateRequest) -> None:
-        """Nobody wants it: the routers need not keep it booked."""
-        self._reports.add(request.request_id, request.epoch)
-
-    def _on_cancel(self, cancel: Cancel) -> None:
-        for job in [*self.scheduler.jobs.values(), *self._finishing.values()]:
-            if job.request.request_id == cancel.request_id and self.attempts.is_cancelled(
-                job.request.request_id, job.request.epoch, self.instance
-            ):
-                job.is_cancelled = True
-                self._wake.set()
-
     async def _resend(self, message: Message) -> bytes:
         asked = decode(Resend, message.payload)
         key = f"{asked.request_id}:{asked.epoch}"
@@ -304,15 +204,7 @@ class DecodeService(Service):
         return encode(ResendReply(job.delta(asked.index) if job is not None else None))
 
     # -- reports ---------------------------------------------------------------------------------------------------------
-    def _held(self) -> Iterable[tuple[InstanceId, HeldRequest]]:
-        return [
-            (job.request.gateway, job.held()) for job in [*self.scheduler.jobs.values(), *self._finishing.values()] if not job.is_cancelled
-        ]
-
-    def _deliveries(self) -> Iterable[Delivery]:
-        return [job.delivery for job in [*self.scheduler.jobs.values(), *self._finishing.values()]]
-
-    def _load(self, sequence: int, ended: list[EndedRequest]) -> WorkerLoad:
+    def load(self, sequence: int, ended: list[EndedRequest]) -> WorkerLoad:
         scheduler, spec = self.scheduler, self.engine.spec
         num_running = len(scheduler.running)
         self.telemetry.gauge("decode_running", num_running)

@@ -5,136 +5,69 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 
 import msgspec
 
 from services.prefill.config import PrefillConfig
 from services.prefill.job import Job
 from services.prefill.scheduler import PrefillScheduler
-from shared.attempts import Attempts
 from shared.bus.base import Bus, Delivery
-from shared.engine import load
 from shared.engine.batch import Batch
-from shared.engine.engine import Engine
 from shared.errors import BusClosed, BusError
 from shared.kv.block_pool import BlockPool
 from shared.kv.slot_copy import BlockToStore
 from shared.messages.codec import encode
 from shared.messages.fleet import EndedRequest, WorkerLease, WorkerLoad
-from shared.messages.request import Cancel, DecodeTask, GenerateRequest, PrefillTask
-from shared.messages.session import HeldRequest
-from shared.service import Service
+from shared.messages.request import DecodeTask, PrefillTask
 from shared.telemetry import Telemetry
 from shared.types import InstanceId
 from shared.worker.chain import Chain
-from shared.worker.intake import Intake, acknowledge, keep_in_progress
-from shared.worker.load_report import Ended, report_load
-from shared.worker.presence import Presence
-from shared.worker.progress import report_progress
+from shared.worker.worker_service import WorkerService
 
 log = logging.getLogger(__name__)
 
 
-class PrefillService(Service):
+class PrefillService(WorkerService[Job, PrefillTask]):
     """The loop is `admit · schedule · forward · commit`; each chunk goes into the store while the next one computes."""
 
     role = "prefill"
+    scheduler: PrefillScheduler
 
     def __init__(self, config: PrefillConfig, bus: Bus, telemetry: Telemetry, instance: InstanceId) -> None:
-        super().__init__(config.service, bus, telemetry, instance)
+        super().__init__("prefill", PrefillTask, config.service, config.engine, config.kv_dir, bus, telemetry, instance)
         self.config = config
-        self.attempts = Attempts(bus, self.subjects, telemetry, time.monotonic)
-        self._reports = Ended()
-        self._intake = Intake(bus, self.subjects, telemetry, self.attempts, "prefill", PrefillTask, self._take, self._dropped)
-        self._engine_thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
-        self._wake = asyncio.Event()
-        self._idle = asyncio.Event()
         self._ready: list[Job] = []
         """Placed and loaded, in order: these compute."""
         self._handing_over: dict[str, Job] = {}
-        self._engine: Engine | None = None
-        self._scheduler: PrefillScheduler | None = None
-        self._presence: Presence | None = None
 
     # -- life ------------------------------------------------------------------------------------------------------------
-    async def start(self) -> None:
-        loop = asyncio.get_running_loop()
-        self.report("loading the model")
-        self._engine = await loop.run_in_executor(self._engine_thread, load, self.config.engine, self.report)
-        self.report("warming up")
-        await loop.run_in_executor(self._engine_thread, self._engine.warm_up, self.report)
-        spec, config = self.engine.spec, self.config
-        self._scheduler = PrefillScheduler(BlockPool(spec.num_blocks), spec.layout.block_size, config.chunk_tokens, config.chunk_ms)
-        self._presence = Presence(self, self.engine, self.scheduler.pool, config.kv_dir)
-        await self._presence.open()
-        await self._intake.open(self.instance, self.spawn)
-        self.spawn(self.attempts.follow(self._on_cancel), "cancels")
-        self.spawn(self._run(), "prefill-loop")
-        self.spawn(report_progress(self.bus, self.subjects, lambda: self.instance, "prefill", self._held), "progress")
-        self.spawn(keep_in_progress(self._deliveries), "in-progress")
-        self.spawn(report_load(self.bus, self.subjects, self._reports, self._load), "load")
+    def prepare(self, pool: BlockPool) -> None:
+        self.scheduler = PrefillScheduler(pool, self.engine.spec.layout.block_size, self.config.chunk_tokens, self.config.chunk_ms)
 
-    async def drain(self) -> None:
-        """Finish what is here."""
-        while self.scheduler.jobs or self._handing_over:
-            self._idle.clear()
-            await self._idle.wait()
+    def jobs(self) -> Sequence[Job]:
+        return [*self.scheduler.jobs.values(), *self._handing_over.values()]
 
-    async def stop(self) -> None:
-        """What is left is not acked: its gateways see the lease end and submit it again."""
-        await self._intake.close()
-        if self._presence is not None:
-            await self._presence.close()
-        await asyncio.get_running_loop().run_in_executor(None, self._engine_thread.shutdown)
-        if self._engine is not None:
-            self._engine.close()
-
-    async def lease_lost(self) -> None:
-        """Drop everything: the gateways have moved it on. Come back as somebody else."""
-        self.telemetry.count("worker_reborn")
-        await self._intake.close()
-        for job in list(self.scheduler.jobs.values()):
-            job.is_cancelled = True
-        self._wake.set()
-        self.take_new_instance()
-        await self.presence.reopen()
-        await self._intake.open(self.instance, self.spawn)
+    def begin(self, task: PrefillTask, delivery: Delivery, chain: Chain | None) -> None:
+        usable = chain if self.kv_dir is not None else None
+        self.scheduler.add(Job(task, delivery, usable, self.scheduler.block_size, time.monotonic()))
 
     def describe(self) -> WorkerLease:
         lease = super().describe()
-        if self._engine is None or self._presence is None:
-            return lease
-        return msgspec.structs.replace(self._presence.describe(lease), prefill_budget=self.scheduler.chunk_tokens)
+        return msgspec.structs.replace(lease, prefill_budget=self.scheduler.chunk_tokens) if lease.model else lease
 
     def detail(self) -> str:
         spec = self.engine.spec
         return f"{spec.model_name} {spec.dtype} · {spec.num_blocks} blocks"
 
-    @property
-    def engine(self) -> Engine:
-        assert self._engine is not None
-        return self._engine
-
-    @property
-    def scheduler(self) -> PrefillScheduler:
-        assert self._scheduler is not None
-        return self._scheduler
-
-    @property
-    def presence(self) -> Presence:
-        assert self._presence is not None
-        return self._presence
-
     # -- the loop --------------------------------------------------------------------------------------------------------
-    async def _run(self) -> None:
+    async def run(self) -> None:
         while True:
-            self._wake.clear()
+            self.wake.clear()
             await self._admit()
             batch = self.scheduler.schedule(self._ready)
             if batch is None:
-                await self._wake.wait()
+                await self.wake.wait()
                 continue
             step_ms = await self._forward(batch)
             self._commit(batch, step_ms)
@@ -157,7 +90,7 @@ class PrefillService(Service):
         """Milliseconds of the chunk; None: it failed, and decode computes what is missing."""
         started = time.monotonic()
         try:
-            await asyncio.get_running_loop().run_in_executor(self._engine_thread, self.engine.forward, batch)
+            await self.in_engine(self.engine.forward, batch)
         except Exception:  # whatever a forward raises is this batch's fate and not the process's
             log.exception("a chunk of %d tokens failed", batch.num_tokens)
             self.telemetry.count("engine_errors")
@@ -194,10 +127,10 @@ class PrefillService(Service):
         if job.num_cached_tokens:
             self._store(job, 0, job.num_cached_tokens // size)
         self._ready.append(job)
-        self._wake.set()
+        self.wake.set()
 
     def _store(self, job: Job, start: int, end: int) -> None:
-        if self.config.kv_dir is not None and self.engine.spec.commits_blocks:
+        if self.kv_dir is not None and self.engine.spec.commits_blocks:
             blocks = job.blocks(start, end, self.scheduler.block_size)
             previous = job.stores[-1] if job.stores else None
             job.stores.append(asyncio.create_task(self._store_after(previous, blocks, job)))
@@ -220,14 +153,11 @@ class PrefillService(Service):
     async def _hand_over(self, job: Job) -> None:
         counts = await asyncio.gather(*job.stores) if job.stores else []
         self.scheduler.remove(job)
-        self._wake.set()
+        self.wake.set()
         outcome = "cancelled" if job.is_cancelled else await self._send_on(job, sum(counts))
         self._handing_over.pop(job.sequence.key, None)
         self.telemetry.count("prefill_tasks", outcome=outcome)
-        self._reports.add(job.request.request_id, job.request.epoch)
-        await acknowledge(job.delivery)
-        if not self.scheduler.jobs and not self._handing_over:
-            self._idle.set()
+        await self.forget(job)
 
     async def _send_on(self, job: Job, num_found_blocks: int) -> str:
         """The DecodeTask. If it cannot be queued, the gateway hears no more Progress and submits the request again."""
@@ -266,45 +196,10 @@ class PrefillService(Service):
             worker=self.instance,
         )
 
-    # -- messages --------------------------------------------------------------------------------------------------------
-    def _take(self, task: PrefillTask, delivery: Delivery) -> None:
-        request, spec = task.request, self.engine.spec
-        key = f"{request.request_id}:{request.epoch}"
-        held = self.scheduler.jobs.get(key) or self._handing_over.get(key)
-        if held is not None:
-            held.delivery = delivery  # redelivered while we hold it: this is the one to ack
-            return
-        is_same_model = request.model == spec.model_digest.hex()[:16]
-        if not is_same_model:
-            self.telemetry.count("other_model_tasks")
-        chain = Chain(spec.model_digest, request, spec.layout.block_size, ()) if is_same_model and self.config.kv_dir else None
-        self.scheduler.add(Job(task, delivery, chain, spec.layout.block_size, time.monotonic()))
-        self._wake.set()
-
-    def _dropped(self, request: GenerateRequest) -> None:
-        """Nobody wants it: the routers need not keep it booked."""
-        self._reports.add(request.request_id, request.epoch)
-
-    def _on_cancel(self, cancel: Cancel) -> None:
-        for job in [*self.scheduler.jobs.values(), *self._handing_over.values()]:
-            request = job.request
-            if request.request_id == cancel.request_id and self.attempts.is_cancelled(request.request_id, request.epoch, self.instance):
-                job.is_cancelled = True
-                self._wake.set()
-
     # -- reports ---------------------------------------------------------------------------------------------------------
-    def _all(self) -> list[Job]:
-        return [*self.scheduler.jobs.values(), *self._handing_over.values()]
-
-    def _held(self) -> Iterable[tuple[InstanceId, HeldRequest]]:
-        return [(job.request.gateway, job.held()) for job in self._all() if not job.is_cancelled]
-
-    def _deliveries(self) -> Iterable[Delivery]:
-        return [job.delivery for job in self._all()]
-
-    def _load(self, sequence: int, ended: list[EndedRequest]) -> WorkerLoad:
+    def load(self, sequence: int, ended: list[EndedRequest]) -> WorkerLoad:
         scheduler, spec = self.scheduler, self.engine.spec
-        self.telemetry.gauge("prefill_tasks_held", len(self._all()))
+        self.telemetry.gauge("prefill_tasks_held", len(self.jobs()))
         self.telemetry.gauge("device_used_blocks", scheduler.pool.num_used)
         return WorkerLoad(
             worker=self.instance,
