@@ -214,7 +214,7 @@ class MemoryBus(Bus):
     async def consume(self, stream: str, durable: str, subject: str, *, window: int, max_deliver: int | None = None) -> Consumer:
         self._check(b"", None)
         self._broker.stream(stream)
-        consumer = MemoryConsumer(self, lambda: self._broker.stream(stream), durable, subject, window, consumer_spec(stream, max_deliver))
+        consumer = MemoryConsumer(self, lambda: self._broker.stream(stream), subject, consumer_spec(stream, max_deliver))
         self._consumers.append(consumer)
         return consumer
 
@@ -222,7 +222,6 @@ class MemoryBus(Bus):
         self._check(b"", None)
         found = self._broker.streams.get(stream)
         if found is not None:
-            found.delete_durable(durable)
             found.purge(purge_subject)
 
     async def on_dead_letter(self, stream: str, callback: DeadLetterHandler) -> None:

@@ -103,11 +103,11 @@ class MemoryStream:
             return stored
         return None
 
-    def delete_durable(self, durable: str) -> None:
-        """Its unacked messages are free at once."""
-        del durable
+    def free(self, subject: str) -> None:
+        """The durable of `subject` is deleted: what it held unacked may be delivered at once."""
         for stored in self.messages.values():
-            stored.due_at = 0.0
+            if subject_matches(subject, stored.message.subject):
+                stored.due_at = 0.0
 
     def purge(self, subject: str) -> None:
         for sequence in [each.sequence for each in self.messages.values() if subject and subject_matches(subject, each.message.subject)]:
@@ -175,12 +175,10 @@ class MemoryDelivery(Delivery):
 class MemoryConsumer(Consumer):
     """A durable of a memory stream; messages leave the stream's hands only when `next` takes them."""
 
-    def __init__(self, link: Link, stream: Callable[[], MemoryStream], durable: str, subject: str, window: int, spec: ConsumerSpec) -> None:
+    def __init__(self, link: Link, stream: Callable[[], MemoryStream], subject: str, spec: ConsumerSpec) -> None:
         self._link = link
         self._stream = stream
-        self._durable = durable
         self._subject = subject
-        self._window = window
         self._spec = spec
         self._is_paused = False
         self._is_closed = False
@@ -207,7 +205,7 @@ class MemoryConsumer(Consumer):
     async def close(self, *, delete: bool = False) -> None:
         self._is_closed = True
         if delete:
-            self._stream().delete_durable(self._durable)
+            self._stream().free(self._subject)
         self._stream().wake()
 
 
