@@ -33,16 +33,18 @@ MakeBus = Callable[[], Awaitable[Bus]]
 class Cluster:
     """Start what the test needs; everything ends with the `async with`."""
 
-    def __init__(self, make_bus: MakeBus, namespace: str, folder: Path, sim_profile: str = "a=0") -> None:
+    def __init__(self, make_bus: MakeBus, namespace: str, folder: Path, sim_profile: str = "a=0", **gateway: Any) -> None:
         self._make_bus = make_bus
         self._folder = folder
         self._service = ServiceConfig(namespace=namespace, drain_s=5.0)
         self._engine = EngineConfig(model=MODEL, device="sim", sim_profile=sim_profile, kv_device=2**20)
+        self._gateway = gateway
+        """More settings of the gateway."""
         self._stack = contextlib.AsyncExitStack()
         self.gateway: GatewayService
 
     async def __aenter__(self) -> Cluster:
-        config = GatewayConfig(service=self._service, http_port=0, cluster_secret_file=self._folder / "secret")
+        config = GatewayConfig(service=self._service, http_port=0, cluster_secret_file=self._folder / "secret", **self._gateway)
         self.gateway = await self._run(GatewayService, config)
         return self
 

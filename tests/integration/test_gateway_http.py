@@ -1,0 +1,302 @@
+"""The HTTP door of a real gateway, with a real router and a simulated worker behind it, in one process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from services.decode.service import DecodeService
+from services.gateway.service import GatewayService
+from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.bus.streams import provision
+from shared.messages.subjects import Subjects
+from tests.support.cluster import Cluster
+from tests.support.http import Reply, Web, request_bytes
+from tests.support.model_fixture import MODEL
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.asyncio(loop_scope="module")]
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+NAMESPACE = "httpdoor"
+
+
+class Door:
+    """What the tests need of the cluster."""
+
+    def __init__(self, gateway: GatewayService, worker: DecodeService) -> None:
+        self.gateway = gateway
+        self.worker = worker
+        self.web = Web(gateway.describe().http_address)
+
+    async def is_unharmed(self) -> None:
+        reply = await self.web.post(TEXT, {"model": MODEL, "prompt": [1000, 1001], "max_tokens": 1})
+        assert reply.status == 200, reply.body
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def door(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Door]:
+    broker = MemoryBroker()
+    buses: list[MemoryBus] = []
+
+    async def make_bus() -> MemoryBus:
+        buses.append(MemoryBus(broker))
+        return buses[-1]
+
+    await provision(await make_bus(), Subjects(NAMESPACE))
+    async with Cluster(make_bus, NAMESPACE, tmp_path_factory.mktemp("door"), "a=0,d=2") as cluster:  # type: ignore[arg-type]
+        worker = await cluster.decode()
+        await cluster.router()
+        await cluster.served()
+        yield Door(cluster.gateway, worker)
+    for bus in buses:
+        await bus.close()
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, **fields}
+
+
+def text(**fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "prompt": "hello there", "max_tokens": 3, **fields}
+
+
+BAD: list[tuple[str, bytes | dict[str, Any], int, str | None]] = [
+    (CHAT, b"{", 400, None),
+    (CHAT, b"[]", 400, None),
+    (CHAT, b"", 400, None),
+    (CHAT, b'{"a":' * 100_000, 400, None),
+    (CHAT, b"\xff\xfe", 400, None),
+    (CHAT, chat(model="gpt-4"), 404, "model"),
+    (CHAT, {"messages": [{"role": "user", "content": "x"}]}, 400, "model"),
+    (CHAT, chat(messages=[]), 400, "messages"),
+    (CHAT, chat(messages="hi"), 400, "messages"),
+    (CHAT, chat(messages=[{"role": "robot", "content": "x"}]), 400, "messages[0].role"),
+    (CHAT, chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]), 400, None),
+    (CHAT, chat(max_tokens=0), 400, "max_tokens"),
+    (CHAT, chat(max_tokens=-1), 400, "max_tokens"),
+    (CHAT, chat(max_tokens=10**9), 400, "max_tokens"),
+    (CHAT, chat(max_tokens=100_000), 400, "max_tokens"),
+    (CHAT, chat(max_tokens=2**63), 400, None),
+    (CHAT, chat(max_tokens="three"), 400, "max_tokens"),
+    (CHAT, b'{"model":"m","messages":[{"role":"user","content":"x"}],"temperature":NaN}', 400, None),
+    (CHAT, b'{"model":"m","messages":[{"role":"user","content":"x"}],"temperature":1e999}', 400, None),
+    (CHAT, chat(temperature=-1), 400, "temperature"),
+    (CHAT, chat(temperature=3), 400, "temperature"),
+    (CHAT, chat(top_p=0), 400, "top_p"),
+    (CHAT, chat(n=10**9), 400, "n"),
+    (CHAT, chat(n=0), 400, "n"),
+    (CHAT, chat(stop=["x"] * 100_000), 400, "stop"),
+    (CHAT, chat(stop=""), 400, "stop"),
+    (CHAT, chat(logprobs=True, top_logprobs=10**6), 400, "top_logprobs"),
+    (CHAT, chat(top_logprobs=2), 400, "top_logprobs"),
+    (CHAT, chat(logit_bias={"x": 1}), 400, "logit_bias"),
+    (CHAT, chat(logit_bias={"999999": 1}), 400, "logit_bias"),
+    (CHAT, chat(logit_bias={str(number): 1 for number in range(2000)}), 400, "logit_bias"),
+    (CHAT, chat(stream_options={"include_usage": True}), 400, "stream_options"),
+    (CHAT, chat(chat_template_kwargs={"messages": 1}), 400, "chat_template_kwargs"),
+    (CHAT, chat(tools=[{"type": "function"}], tool_choice="required"), 501, None),
+    (CHAT, chat(response_format={"type": "json_object"}), 501, None),
+    (CHAT, b'{"model":"' + MODEL.encode() + b'","messages":[{"role":"user","content":"\\ud800"}]}', 400, None),
+    (TEXT, text(prompt=""), 400, "prompt"),
+    (TEXT, text(prompt=[]), 400, "prompt"),
+    (TEXT, text(prompt=[[]]), 400, "prompt"),
+    (TEXT, text(prompt=["a", 1]), 400, "prompt"),
+    (TEXT, text(prompt=[10**7]), 400, "prompt"),
+    (TEXT, text(prompt=[1000] * 9000), 400, "messages"),
+    (TEXT, text(prompt=5), 400, "prompt"),
+    (TEXT, text(logprobs=21), 400, "logprobs"),
+    (TEXT, text(best_of=3), 400, "best_of"),
+    (TEXT, text(suffix="x"), 400, "suffix"),
+    (TEXT, text(echo=True, logprobs=1), 501, None),
+    ("/v1/embeddings", {"model": MODEL, "input": "x"}, 501, None),
+    ("/tokenize", {}, 400, "prompt"),
+    ("/detokenize", {"tokens": [10**7]}, 400, "tokens"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status", "param"), BAD)
+async def test_bad_input_is_refused_by_name(door: Door, path: str, body: Any, status: int, param: str | None) -> None:
+    reply = await door.web.post(path, body)
+    assert reply.status == status, reply.body[:300]
+    if param is not None:
+        assert reply.error["param"] == param
+    assert reply.error["code"]
+    assert len(door.gateway.sessions) == 0
+    await door.is_unharmed()
+
+
+async def test_an_unknown_model_names_those_that_are_served(door: Door) -> None:
+    error = (await door.web.post(CHAT, chat(model="gpt-4"))).error
+    assert error["code"] == "model_not_found"
+    assert MODEL in error["message"]
+
+
+async def test_too_long_a_prompt_names_both_numbers(door: Door) -> None:
+    error = (await door.web.post(TEXT, text(prompt=[1000] * 9000))).error
+    assert error["code"] == "context_length_exceeded"
+    assert "9000" in error["message"]
+    assert "8192" in error["message"]
+
+
+async def test_a_large_body_is_not_read_to_its_end(door: Door) -> None:
+    reader, writer = await door.web.connect()
+    writer.write(request_bytes("POST", CHAT).replace(b"content-length: 0", b"content-length: 4194305"))
+    assert b" 413 " in await reader.readline()
+    writer.close()
+    await door.is_unharmed()
+
+
+async def test_routes_methods_and_ids(door: Door) -> None:
+    assert (await door.web.get("/nowhere")).error["code"] == "not_found"
+    wrong = await door.web.get(CHAT)
+    assert (wrong.status, wrong.headers["allow"]) == (405, "POST")
+    kept = await door.web.get("/live", x_request_id="abc-1.2_3")
+    assert kept.headers["x-request-id"] == "abc-1.2_3"
+    for odd in ("a b", "x" * 65, "a*b", "ü"):
+        assert (await door.web.get("/live", x_request_id=odd)).headers["x-request-id"] != odd
+    assert (await door.web.get("/health")).json["status"] == "ok"
+    assert [model["id"] for model in (await door.web.get("/v1/models")).json["data"]] == [MODEL]
+    assert (await door.web.get(f"/v1/models/{MODEL}")).json["max_model_len"] == 8192
+    assert (await door.web.get("/v1/models/other")).status == 404
+    assert set((await door.web.get("/openapi.json")).json["paths"]) >= {CHAT, TEXT}
+
+
+async def test_unknown_fields_are_ignored_and_listed(door: Door) -> None:
+    reply = await door.web.post(CHAT, chat(frobnicate=1, user="me"))
+    assert reply.status == 200
+    assert reply.headers["x-slipstream-ignored"] == "frobnicate"
+
+
+def joined(reply: Reply, index: int = 0) -> str:
+    choices = [choice for event in reply.events[:-1] for choice in event["choices"] if choice["index"] == index]
+    return "".join(choice["delta"].get("content", "") if "delta" in choice else choice["text"] for choice in choices)
+
+
+async def test_a_stream_says_what_the_whole_says(door: Door) -> None:
+    for path, body in ((CHAT, chat(temperature=0, max_tokens=20)), (TEXT, text(temperature=0, max_tokens=20))):
+        whole = await door.web.post(path, body)
+        stream = await door.web.post(path, {**body, "stream": True, "stream_options": {"include_usage": True}})
+        choice = whole.json["choices"][0]
+        assert joined(stream) == (choice["message"]["content"] if path == CHAT else choice["text"])
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        assert stream.events[-1] == "[DONE]"
+        assert stream.events[-2]["choices"] == []
+        assert stream.events[-2]["usage"]["completion_tokens"] == whole.json["usage"]["completion_tokens"] == 20
+        reasons = [choice["finish_reason"] for event in stream.events[:-2] for choice in event["choices"]]
+        assert [reason for reason in reasons if reason] == ["length"]
+        assert len({event["id"] for event in stream.events[:-1]}) == 1
+
+
+async def test_the_role_comes_first_and_once(door: Door) -> None:
+    events = (await door.web.post(CHAT, chat(n=2, stream=True))).events[:-1]
+    for index in (0, 1):
+        deltas = [choice["delta"] for event in events for choice in event["choices"] if choice["index"] == index]
+        assert deltas[0] == {"role": "assistant", "content": ""}
+        assert not any("role" in delta for delta in deltas[1:])
+
+
+async def test_continuous_usage_grows(door: Door) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = (await door.web.post(TEXT, text(stream=True, max_tokens=30, stream_options=options))).events[:-1]
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    assert counts == sorted(counts)
+    assert counts[-1] == 30
+
+
+async def test_choices_and_prompts_are_counted(door: Door) -> None:
+    reply = await door.web.post(TEXT, text(prompt=["one", "two"], n=3))
+    assert [choice["index"] for choice in reply.json["choices"]] == list(range(6))
+    assert reply.json["usage"]["completion_tokens"] == 18
+    tokens = await door.web.post(TEXT, text(prompt=[[1000, 1001], [1002]]))
+    assert tokens.json["usage"]["prompt_tokens"] == 3
+
+
+async def test_echo_shows_the_prompt(door: Door) -> None:
+    reply = await door.web.post(TEXT, text(prompt="hello there", echo=True))
+    assert reply.json["choices"][0]["text"].startswith("hello there")
+
+
+async def test_stop_strings_cut_the_text_wherever_tokens_end(door: Door) -> None:
+    body = text(temperature=0, max_tokens=40)
+    whole = (await door.web.post(TEXT, body)).json["choices"][0]["text"]
+    for start, end in ((10, 14), (25, 40), (3, 5)):
+        stop = whole[start:end]
+        expected = whole[: whole.index(stop)]
+        reply = await door.web.post(TEXT, {**body, "stop": stop})
+        assert reply.json["choices"][0]["text"] == expected
+        assert reply.json["choices"][0]["finish_reason"] == "stop"
+        stream = await door.web.post(TEXT, {**body, "stop": [stop, "never in it"], "stream": True})
+        assert joined(stream) == expected
+        kept = await door.web.post(TEXT, {**body, "stop": stop, "include_stop_str_in_output": True})
+        assert kept.json["choices"][0]["text"] == expected + stop
+    await until(lambda: not door.worker.jobs())
+
+
+async def test_a_stop_token_is_not_shown(door: Door) -> None:
+    body = text(temperature=0, max_tokens=12, logprobs=0)
+    plain = (await door.web.post(TEXT, body)).json["choices"][0]
+    ids = (await door.web.post("/tokenize", {"prompt": plain["logprobs"]["tokens"][5]})).json["tokens"]
+    if len(ids) == 1:
+        stopped = (await door.web.post(TEXT, {**body, "stop_token_ids": ids})).json["choices"][0]
+        assert stopped["finish_reason"] == "stop"
+        assert stopped["text"] == "".join(plain["logprobs"]["tokens"][:5])
+
+
+async def test_logprobs_stand_beside_their_tokens(door: Door) -> None:
+    reply = (await door.web.post(CHAT, chat(logprobs=True, top_logprobs=2, max_tokens=4))).json["choices"][0]["logprobs"]["content"]
+    assert len(reply) == 4
+    assert all(len(token["top_logprobs"]) == 2 for token in reply)
+
+
+async def test_tokens_and_back(door: Door) -> None:
+    tokens = (await door.web.post("/tokenize", {"prompt": "Grüße, 世界 🙂"})).json["tokens"]
+    assert (await door.web.post("/detokenize", {"tokens": tokens})).json["prompt"] == "Grüße, 世界 🙂"
+
+
+async def test_cached_tokens_are_told(door: Door) -> None:
+    body = text(prompt=[2000 + index for index in range(40)])
+    first, second = await door.web.post(TEXT, body), await door.web.post(TEXT, body)
+    assert first.json["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert second.json["usage"]["prompt_tokens_details"]["cached_tokens"] == 32
+    assert second.headers["x-slipstream-cached-tokens"] == "32"
+
+
+async def until(condition: Any) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("wait_for_text", [False, True])
+async def test_a_client_that_leaves_frees_its_blocks(door: Door, stream: bool, wait_for_text: bool) -> None:
+    reader, writer = await door.web.connect()
+    body = msgspec.json.encode(text(max_tokens=4000, ignore_eos=True, stream=stream))
+    writer.write(request_bytes("POST", TEXT, body))
+    await until(lambda: door.worker.scheduler.running)
+    if wait_for_text and stream:
+        await reader.readuntil(b"data: ")
+    writer.close()
+    await until(lambda: len(door.gateway.sessions) == 0 and not door.worker.jobs())
+    door.worker.scheduler.pool.check_integrity()
+    assert door.worker.scheduler.pool.num_used == 0
+
+
+async def test_many_that_leave_do_not_keep_the_next_waiting(door: Door) -> None:
+    """Two hundred long requests whose clients give up at once; then a short one must be answered."""
+    writers = []
+    for number in range(200):
+        _, writer = await door.web.connect()
+        writer.write(request_bytes("POST", TEXT, msgspec.json.encode(text(prompt=[3000 + number], max_tokens=4000, stream=True))))
+        writers.append(writer)
+    await until(lambda: len(door.gateway.sessions) == 200)
+    for writer in writers:
+        writer.close()
+    reply = await door.web.post(TEXT, text(max_tokens=10))
+    assert reply.status == 200
+    await until(lambda: not door.worker.jobs() and len(door.gateway.sessions) == 0)
