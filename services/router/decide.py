@@ -181,9 +181,10 @@ def rate_of(state: WorkerState) -> float:
 
 
 def decode_s(state: WorkerState, uncached: int) -> float:
-    """Until a decode worker has computed them beside its running sequences: at full rate alone, else a budget a step."""
+    """Until a decode worker has computed them: at full rate alone, else a budget a step, which then takes so much longer."""
     tokens = state.num_queued_tokens + uncached
     if state.num_requests == 0:
         return tokens / rate_of(state)
     step_s = (state.report.step_ms if state.report and state.report.step_ms else DEFAULT_STEP_MS) / 1000
-    return tokens / max(state.lease.prefill_budget, 1) * step_s
+    budget = max(state.lease.prefill_budget, 1)
+    return tokens / budget * (step_s + budget / rate_of(state))

@@ -1,0 +1,136 @@
+"""Loads and the choice: overlap wins inside the load window, bookings bound, disaggregation is conditional."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+import pytest
+
+from services.router.config import Disaggregation
+from services.router.decide import Decider
+from services.router.index import PrefixIndex
+from services.router.load import Booking, Loads
+from shared.messages.fleet import EndedRequest, WorkerLease, WorkerLoad
+from shared.messages.kv import BlocksStored, KvSnapshot
+from tests.support.fake_delivery import make_request
+
+BLOCK = 16
+MODEL = "0" * 16
+A, B, P = "aaaaaaaa", "bbbbbbbb", "cccccccc"
+KEYS = [bytes([number]) * 16 for number in range(64)]
+
+
+def lease(instance: str, role: str = "decode", **fields: Any) -> WorkerLease:
+    base = WorkerLease(
+        instance, "decode", "w", "ready", 1, "0", 0, model=MODEL, max_num_seqs=8, num_blocks=256, block_size=BLOCK, prefill_budget=32
+    )
+    return msgspec.structs.replace(base, role=role, **fields)
+
+
+class Rig:
+    def __init__(self, *leases: WorkerLease, disaggregation: Disaggregation = "auto") -> None:
+        self.index, self.loads = PrefixIndex(), Loads()
+        for one in leases:
+            self.loads.lease(one, True)
+        self.decider = Decider(self.index, self.loads, disaggregation, random.Random(0))
+
+    def hold(self, source: str, count: int, tier: Any = "device") -> None:
+        assert self.index.install(source, [KvSnapshot(source, 1, 0, [BlocksStored(tier, b"", b"".join(KEYS[:count]))])])
+
+    def decide(self, num_tokens: int, number: int = 1) -> Any:
+        request = make_request(number, list(range(num_tokens)), block_keys=b"".join(KEYS[: num_tokens // BLOCK]))
+        return self.decider.decide(request)
+
+
+def test_the_longest_prefix_wins() -> None:
+    rig = Rig(lease(A), lease(B))
+    rig.hold(B, 6)
+    decision = rig.decide(200)
+    assert (decision.decode_worker, decision.num_overlap_tokens, decision.num_uncached_tokens) == (B, 96, 104)
+
+
+def test_a_hosts_blocks_count_for_all_its_workers() -> None:
+    rig = Rig(lease(A, host="11111111"), lease(B, host="22222222"))
+    rig.hold("22222222", 6, "dram")
+    assert rig.decide(200).decode_worker == B
+
+
+def test_the_last_token_is_never_taken_from_a_cache() -> None:
+    rig = Rig(lease(A))
+    rig.hold(A, 4)
+    assert rig.decide(64).num_overlap_tokens == 48
+
+
+def test_a_hot_prefix_spreads() -> None:
+    rig = Rig(*(lease(f"{number:08x}", max_num_seqs=64, num_blocks=4096) for number in range(4)))
+    rig.hold("00000000", 20)
+    sent = []
+    for number in range(80):
+        decision = rig.decide(330, number)
+        rig.loads.book(f"{number}", decision.decode_worker, Booking(1, 0, float(number)))
+        sent.append(decision.decode_worker)
+    counts = [sent.count(worker) for worker in set(sent)]
+    assert len(counts) == 4
+    assert max(counts) / (sum(counts) / 4) <= 1.3
+
+
+def test_without_room_it_waits() -> None:
+    rig = Rig(lease(A, max_num_seqs=1))
+    for number in range(2):
+        rig.loads.book(f"{number}", A, Booking(1, 0, 0.0))
+    assert rig.decide(100) is None
+    rig.loads.release("0", A)
+    assert rig.decide(100) is not None
+    rig.loads.book("big", A, Booking(255, 0, 0.0))
+    assert rig.decide(100) is None
+
+
+@pytest.mark.parametrize(
+    ("disaggregation", "num_tokens", "apart"), [("auto", 40, False), ("auto", 600, True), ("never", 600, False), ("always", 40, True)]
+)
+def test_prefill_is_apart_when_it_pays(disaggregation: Disaggregation, num_tokens: int, apart: bool) -> None:
+    rig = Rig(lease(A), lease(P, "prefill"), disaggregation=disaggregation)
+    rig.loads.book("busy", A, Booking(4, 0, 0.0))
+    decision = rig.decide(num_tokens)
+    assert (decision.prefill_worker == P) is apart
+    if apart:
+        assert decision.num_decode_tokens <= BLOCK
+
+
+def test_an_idle_decode_worker_does_it_itself() -> None:
+    rig = Rig(lease(A), lease(P, "prefill"))
+    assert rig.decide(600).prefill_worker is None
+
+
+def test_cold_prompts_go_where_nothing_was_sent_for_longest() -> None:
+    rig = Rig(lease(A), lease(B))
+    rig.loads.workers[A].last_sent_s = 5.0
+    assert rig.decide(100).decode_worker == B
+
+
+def test_reports_correct_bookings_and_end_them() -> None:
+    loads = Loads()
+    loads.lease(lease(A), True)
+    key = f"{1:032x}:0"
+    loads.book(key, A, Booking(10, 100, 1.0))
+    state = loads.workers[A]
+    assert (state.num_used_blocks, state.num_queued_tokens, state.num_requests) == (10, 100, 1)
+    loads.report(WorkerLoad(A, "decode", MODEL, 1, 1, 0, 40, 256, 12), 3.0)
+    assert (state.num_used_blocks, state.num_queued_tokens) == (12, 40)
+    loads.report(WorkerLoad(A, "decode", MODEL, 2, 0, 0, 0, 256, 0, ended=[EndedRequest(f"{1:032x}", 0)]), 4.0)
+    assert (state.num_used_blocks, state.num_queued_tokens, state.num_requests) == (0, 0, 0)
+    loads.report(WorkerLoad(A, "decode", MODEL, 1, 9, 9, 9, 256, 9), 5.0)
+    assert state.num_requests == 0, "an older report says nothing"
+
+
+def test_a_lost_worker_takes_its_bookings_with_it() -> None:
+    loads = Loads()
+    loads.lease(lease(A), True)
+    loads.book("1", A, Booking(10, 100, 1.0))
+    loads.lease(lease(A), False)
+    loads.release("1")
+    assert loads.workers == {}
+    loads.lease(lease(A), True)
+    assert loads.workers[A].num_used_blocks == 0
