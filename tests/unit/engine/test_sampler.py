@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from shared.engine.random import uniform
-from shared.engine.sampler import TOP_P_CANDIDATES, Sampler
+from shared.engine.sampler import TOP_P_CANDIDATES, Sampler, _at_height
 from shared.engine.sequence import Sequence
 from shared.errors import EngineError
 from shared.types import SamplingParams
@@ -155,8 +155,9 @@ def test_any_parameters_give_what_the_definition_gives(seed: int, prompt: list[i
     assert sample(logits, row) == [int(np.searchsorted(cumulative, draw, side="right"))]
 
 
-def test_top_p_that_needs_more_than_the_candidates() -> None:
-    vocab = TOP_P_CANDIDATES * 3
+@pytest.mark.parametrize("factor", [0.5, 3, 100])
+def test_top_p_that_needs_more_than_the_candidates(factor: float) -> None:
+    vocab = int(TOP_P_CANDIDATES * factor)
     logits = random_logits(2, vocab=vocab) / 100
     rows = [sequence(seed=seed, top_p=0.9) for seed in (1, 2)]
     for logit, row, token_id in zip(logits.double().numpy(), rows, sample(logits, *rows), strict=True):
@@ -210,3 +211,14 @@ def test_a_token_of_no_mass_is_never_drawn() -> None:
     logits[0, 20] = 0.0
     rows = [sequence(seed=seed) for seed in range(300)]
     assert set(sample(logits.repeat(300, 1), *rows)) == {20}
+
+
+@pytest.mark.parametrize("vocab", [1, 255, 256, 257, 1000])
+@pytest.mark.parametrize("mass", ["one", "edges", "all"])
+def test_the_ends_of_the_running_sum(vocab: int, mass: str) -> None:
+    """Heights 0 and nearly 1, where the mass lies at the ends of the chunks of the running sum."""
+    weights = torch.zeros(1, vocab)
+    places = {"one": [vocab - 1], "edges": sorted({0, min(255, vocab - 1), vocab - 1}), "all": list(range(vocab))}[mass]
+    weights[0, places] = 1.0 / 3.0
+    for height, expected in ((0.0, places[0]), (1 - 2.0**-52, places[-1])):
+        assert _at_height(weights, torch.tensor([[height]], dtype=torch.float64)).tolist() == [expected]
