@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from shared.engine import torch_engine
 from shared.engine.config import EngineConfig
+from shared.engine.engine import Sampled
 from shared.engine.model.architecture import Rope
 from shared.engine.model.rope import inverse_frequencies
 from tests.support.engine_driver import EngineDriver
@@ -21,15 +24,16 @@ class CapturedLogits:
     """Stands in for the sampler: keeps the logits, takes the likeliest."""
 
     def __init__(self, engine: torch_engine.TorchEngine) -> None:
-        self._sampler, self.rows = engine._sampler, []
+        self._sampler = engine._sampler
+        self.rows: list[torch.Tensor] = []
         engine._sampler = self
 
-    def sample(self, logits, sequences):
+    def sample(self, logits: torch.Tensor, sequences: Sequence[object]) -> list[Sampled]:
         self.rows += list(logits.clone())
         return self._sampler.sample(logits, sequences)
 
 
-def load(folder: Path, cache_dir: Path, **changes) -> torch_engine.TorchEngine:
+def load(folder: Path, cache_dir: Path, **changes: Any) -> torch_engine.TorchEngine:
     config = EngineConfig(model=str(folder), cache_dir=cache_dir, kv_device=2**22, threads=1, **changes)
     return torch_engine.load(config, lambda text, fraction: None)
 
