@@ -5,12 +5,13 @@ JetStream only redelivers; the gateway alone decides (DESIGN 4.7). Used by route
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
 
 from shared.bus.base import Bus, Delivery
-from shared.errors import BusError, MalformedMessage
+from shared.errors import BusError, LinkDown, MalformedMessage
 from shared.messages.codec import decode, encode
 from shared.messages.request import Cancel, GenerateRequest
 from shared.messages.session import Wanted, WantedReply
@@ -24,6 +25,7 @@ DOUBTFUL_AGE_S = 1.0
 YOUNG_S = 5.0
 """In its first seconds a process may have missed cancels."""
 ASK_S = 1.0
+LINK_RETRY_S = 0.25
 
 log = logging.getLogger(__name__)
 
@@ -87,9 +89,12 @@ class Attempts:
         """Ask the gateway. No answer: it is gone, and nobody wants the request."""
         subject = self._subjects.session(request.gateway, "wanted")
         question = encode(Wanted(request.request_id, request.epoch))
-        try:
-            reply = await self._bus.request(subject, question, timeout_s=ASK_S)
-            return decode(WantedReply, reply.payload).wanted
-        except BusError as error:
-            self._telemetry.count("unwanted_attempts", reason=error.code)
-            return False
+        while True:
+            try:
+                reply = await self._bus.request(subject, question, timeout_s=ASK_S)
+                return decode(WantedReply, reply.payload).wanted
+            except LinkDown:  # it is us who cannot be heard: that says nothing about the gateway
+                await asyncio.sleep(LINK_RETRY_S)
+            except BusError as error:
+                self._telemetry.count("unwanted_attempts", reason=error.code)
+                return False
