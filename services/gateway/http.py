@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -22,13 +22,12 @@ from services.gateway.desk import Desk
 from services.gateway.generation import Generation
 from services.gateway.models import Models
 from services.gateway.openai import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody, parse_body
-from services.gateway.reply import Reply, error_body, make_reply
+from services.gateway.reply import error_body, make_reply
 from services.gateway.schema import openapi
+from services.gateway.sse import PING_S, EventStream
 from shared.errors import BadRequest, BodyTooLarge, NoCapacity, RequestCancelled, RequestError, SlipstreamError
 from shared.telemetry import Telemetry
 
-PING_S = 10.0
-"""A comment keeps proxies from closing a stream that is silent for so long."""
 PUBLIC = frozenset({"/health", "/live"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -89,14 +88,12 @@ class HttpDoor:
         return self._keys.tenant(request.headers.get("authorization", ""))
 
     def _failure(self, error: SlipstreamError) -> Response:
-        self._telemetry.count("http_errors", code=error.code)
         headers = {}
         if isinstance(error, RequestError) and error.retry_after_s is not None:
             headers = {"retry-after": str(max(round(error.retry_after_s), 1)), "retry-after-ms": str(int(error.retry_after_s * 1000))}
         if error.status == 401:
             headers["www-authenticate"] = "Bearer"
-        shown = error if error.status < 500 or isinstance(error, RequestError | Unsupported) else _hidden(error)
-        return respond(error_body(shown), error.status, headers)
+        return respond(self._shown(error), error.status, headers)
 
     async def _no_route(self, request: Request, _error: Exception) -> Response:
         try:
@@ -172,49 +169,12 @@ class HttpDoor:
             raise
         if first.done() and (error := first.exception()) is not None:
             raise error
-        frames = self._frames(reply, first, pieces, stack)
-        all_headers = {"cache-control": "no-cache", "x-accel-buffering": "no", **headers, **told(generation)}
-        return StreamingResponse(frames, media_type="text/event-stream", headers=all_headers)
+        return EventStream(reply, first, pieces, stack, {**headers, **told(generation)}, self._shown)
 
-    async def _frames(
-        self, reply: Reply, first: asyncio.Task[Any], pieces: AsyncIterator[Any], stack: contextlib.AsyncExitStack
-    ) -> AsyncIterator[bytes]:
-        """SSE frames. A failure after the first byte is an error object; [DONE] ends every stream."""
-        encode = msgspec.json.encode
-        pending = first
-        failure: BaseException | None = None
-        try:
-            while True:
-                done, _ = await asyncio.wait([pending], timeout=PING_S)
-                if not done:
-                    yield b": waiting\n\n"
-                    continue
-                try:
-                    piece = pending.result()
-                except StopAsyncIteration:
-                    break
-                chunks = reply.chunks(piece)
-                if chunks:
-                    yield b"".join([b"data: " + encode(chunk) + b"\n\n" for chunk in chunks])
-                pending = asyncio.ensure_future(anext(pieces))
-            for chunk in reply.last_chunks():
-                yield b"data: " + encode(chunk) + b"\n\n"
-            yield b"data: [DONE]\n\n"
-        except SlipstreamError as error:
-            failure = error
-            self._telemetry.count("http_errors", code=error.code)
-            shown = error if error.status < 500 or isinstance(error, RequestError) else _hidden(error)
-            yield b"data: " + encode(error_body(shown)) + b"\n\ndata: [DONE]\n\n"
-        except BaseException as error:
-            failure = error
-            raise
-        finally:
-            pending.cancel()
-            if failure is None:
-                await stack.aclose()
-            else:
-                with contextlib.suppress(BaseException):
-                    await stack.__aexit__(type(failure), failure, failure.__traceback__)
+    def _shown(self, error: SlipstreamError) -> dict[str, Any]:
+        """Count an error; what its client may see of it."""
+        self._telemetry.count("http_errors", code=error.code)
+        return error_body(error if error.status < 500 or isinstance(error, RequestError | Unsupported) else _hidden(error))
 
     # -- the rest ------------------------------------------------------------------------------------------------------------------
     async def _tokenize(self, request: Request) -> Response:
