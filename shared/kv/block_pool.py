@@ -106,9 +106,9 @@ class BlockPool:
         changes, self._changes = self._changes, []
         return changes
 
-    def entries(self) -> list[tuple[bytes, bytes]]:
-        """(hash, parent) of every cached block."""
-        return [entry for entry in self._hashes if entry is not None]
+    def entries(self, start: int = 0, stop: int | None = None) -> list[tuple[bytes, bytes]]:
+        """(hash, parent) of the cached ones among blocks `start` to `stop`."""
+        return [entry for entry in self._hashes[start:stop] if entry is not None]
 
     def check_integrity(self) -> None:
         """Held and free blocks are all blocks, and the cache agrees with itself."""

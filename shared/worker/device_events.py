@@ -50,12 +50,12 @@ class DeviceEvents:
             return
 
     async def snapshot(self, message: Message) -> bytes:
-        """Answer a KvSnapshotRequest: one page of what the pool holds."""
+        """Answer a KvSnapshotRequest: one page of what the pool holds. The cursor is a block's number: what stays in its block while pages
+        are fetched is in one of them."""
         cursor = decode(KvSnapshotRequest, message.payload).cursor
-        entries = self._pool.entries()
-        page = entries[cursor : cursor + PAGE_BLOCKS]
+        page = self._pool.entries(cursor, cursor + PAGE_BLOCKS)
         stored = to_events([Change(True, *entry) for entry in page])
-        following = cursor + PAGE_BLOCKS if cursor + PAGE_BLOCKS < len(entries) else None
+        following = cursor + PAGE_BLOCKS if cursor + PAGE_BLOCKS < self._pool.num_blocks else None
         runs = [event for event in stored if isinstance(event, BlocksStored)]
         return encode(KvSnapshot(self._instance, self._epoch, self._sequence, runs, following))
 
