@@ -112,10 +112,10 @@ class SimulatedEngine(Engine):
         """Fold the item's tokens into the pool; sample if asked for."""
         sequence, num_tokens, sample = item
         start = sequence.num_computed_tokens
-        count, value = self._known.pop(sequence.key, (-1, 0))
-        if count != start:
-            value = self._read_back(sequence, start)
         block_size = self.spec.layout.block_size
+        count, value = self._known.pop(sequence.key, (-1, 0))
+        if count != start or not self._holds(sequence, start - 1, value):
+            value = self._read_back(sequence, start)
         for position in range(start, start + num_tokens):
             value = fold(value, sequence.token_ids[position])
             self._kv[sequence.block_table[position // block_size], :, position % block_size] = value
@@ -123,6 +123,13 @@ class SimulatedEngine(Engine):
         if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
         return self._sample(sequence, value) if sample else None
+
+    def _holds(self, sequence: Sequence, position: int, value: int) -> bool:
+        """Whether the pool has `value` for the token at `position`: a sequence that was preempted may have got other blocks."""
+        if position < 0:
+            return True
+        block_size = self.spec.layout.block_size
+        return bool((self._kv[sequence.block_table[position // block_size], :, position % block_size] == value).all())
 
     def _read_back(self, sequence: Sequence, count: int) -> int:
         """The fold of the first `count` tokens as the pool holds it: right KV gives the right value, anything else another one."""
