@@ -6,6 +6,10 @@ from shared.worker.load_report import Ewma
 
 SMALLEST = 16
 LARGEST = 2048
+IDLE_MS = 200.0
+"""What a step in which nothing decodes may take: there is no inter-token latency to protect, but a cancel waits for its end."""
+FIRST_IDLE_TOKENS = 256
+"""Prompt tokens of such a step, until what a token costs is known."""
 
 
 class PrefillBudget:
@@ -17,6 +21,12 @@ class PrefillBudget:
         self.decode_ms = Ewma()
         """A step without prompt tokens."""
         self.ms_per_token = Ewma()
+
+    @property
+    def num_idle_tokens(self) -> int:
+        """Prompt tokens of a step in which nothing decodes."""
+        idle = IDLE_MS / self.ms_per_token.value if self.ms_per_token.value else FIRST_IDLE_TOKENS
+        return max(int(min(idle, LARGEST)), self.num_tokens)
 
     def observe(self, step_ms: float, num_prompt_tokens: int, num_decoding: int) -> None:
         """One step was measured."""

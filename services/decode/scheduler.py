@@ -15,8 +15,6 @@ from shared.types import FinishReason, pack_tokens
 
 AGEING_TOKENS_PER_S = 256.0
 """A prompt that waits one second counts as so much shorter."""
-IDLE_CHUNK = 512
-"""Prompt tokens of a step in which nothing decodes: no inter-token latency to protect."""
 
 
 class DecodeScheduler:
@@ -42,12 +40,17 @@ class DecodeScheduler:
         self.jobs: dict[str, Job] = {}
         """Everything not ended, in order of arrival, preempted ones included."""
         self.running: list[Job] = []
-        self.num_preemptions = 0
+        self._num_preemptions = 0
         self._full_blocks: list[BlockToStore] = []
 
     # -- admit ---------------------------------------------------------------------------------------------------------
     def add(self, job: Job) -> None:
+        """Take a job. One whose earlier attempt had come to its end (only its Finish was lost) ends at once."""
         self.jobs[job.sequence.key] = job
+        if job.request.num_emitted:
+            reason = self._reason_to_stop(job, job.sequence.token_ids[-1])
+            if reason is not None:
+                self._end(job, reason)
 
     def place(self) -> list[Job]:
         """Give blocks to waiting jobs, in order of arrival, as far as they reach. The placed are LOADING: the caller loads their prefix
@@ -92,7 +95,7 @@ class DecodeScheduler:
         self._fill_slots()
         decoding = self._decoding_with_blocks()
         items = [BatchItem(job.sequence, 1, True) for job in decoding]
-        budget = self.budget.num_tokens if decoding else max(IDLE_CHUNK, self.budget.num_tokens)
+        budget = self.budget.num_tokens if decoding else self.budget.num_idle_tokens
         for job in self._computing_prompts(bool(decoding)):
             count = min(job.sequence.num_uncomputed_tokens, budget)
             if count == 0:
@@ -111,7 +114,7 @@ class DecodeScheduler:
                 self.running.append(job)
 
     def _decoding_with_blocks(self) -> list[Job]:
-        """Running sequences past their prompt, each with a block for its next token; whoever came last gives way if blocks run out."""
+        """Running sequences past their prompt, each with a block for its next token. Those without one sit this step out."""
         decoding: list[Job] = []
         for job in list(self.running):
             if job.state is not State.RUNNING or job.sequence.num_uncomputed_tokens != 1:
@@ -126,19 +129,29 @@ class DecodeScheduler:
             try:
                 sequence.block_table += self.pool.allocate(1)
             except OutOfBlocks:
-                victim = self.running[-1]
-                if victim is job and len(self.running) == 1:
-                    self._end(job, "length")  # alone, and the pool is full: its context ends here
+                if len(sequence.block_table) == self.pool.num_blocks:
+                    self._end(job, "length")  # the whole pool is its own: the context ends here
                     return False
-                self._preempt(victim)
-                if victim is job:
+                victim = self._victim(job)
+                if victim is not None:
+                    self._preempt(victim)
+                if victim is None or victim is job:
                     return False
         return True
 
+    def _victim(self, job: Job) -> Job | None:
+        """Who gives its blocks to `job`: whoever waits for a slot, else whoever got one last. None: what is missing is held by loads and
+        copies under way, which end."""
+        ready = [other for other in self.jobs.values() if other.state is State.READY]
+        if ready:
+            return ready[-1]
+        return self.running[-1] if len(self.running) > 1 else None
+
     def _preempt(self, job: Job) -> None:
         """Give up the job's blocks; it will be computed again (mostly found in the prefix cache) when there is room."""
-        self.num_preemptions += 1
-        self.running.remove(job)
+        self._num_preemptions += 1
+        if job in self.running:
+            self.running.remove(job)
         self._release(job)
         job.state = State.WAITING
 
@@ -231,6 +244,11 @@ class DecodeScheduler:
     def num_queued_tokens(self) -> int:
         """Prompt tokens taken and still to compute."""
         return sum(max(job.sequence.num_uncomputed_tokens - 1, 0) for job in self.jobs.values() if job.state is not State.ENDED)
+
+    def take_preemptions(self) -> int:
+        """How often a sequence had to give up its blocks since the last call."""
+        number, self._num_preemptions = self._num_preemptions, 0
+        return number
 
     def steps_until_change(self) -> int:
         """Steps for which the batch stays as it is (0: the next one may differ): what a simulator can jump over."""
