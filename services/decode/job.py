@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from enum import Enum, auto
 
@@ -18,6 +19,9 @@ from shared.worker.chain import Chain
 
 LAST_TOKENS = 64
 """Tokens that a Finish repeats."""
+DELTA_TOKENS = 4096
+DELTA_LOGPROBS = 16_384
+"""A delta carries at most so many tokens, and log probabilities: it must fit into a message. The gateway asks for what follows."""
 
 
 class State(Enum):
@@ -43,6 +47,8 @@ class Job:
         self.started_s = now_s
         self.state = State.WAITING
         self.is_cancelled = False
+        self.beside: asyncio.Task[None] | None = None
+        """What is under way for the job beside the loop: the load of its prefix, or its Finish."""
         self.sequence = Sequence(key_of(request), unpack_tokens(request.token_ids), request.num_prompt_tokens, request.sampling)
         self.logprobs: list[TokenLogprob] = []
         """One for each output token of this epoch, if asked for."""
@@ -75,17 +81,24 @@ class Job:
     def is_computing_prompt(self) -> bool:
         return self.sequence.num_uncomputed_tokens > 1 or self.sequence.num_computed_tokens < self.num_prefix_tokens - 1
 
+    def abandon(self) -> None:
+        self.is_cancelled = True
+        if self.beside is not None:
+            self.beside.cancel()
+
     def append(self, sampled: Sampled) -> None:
         self.sequence.token_ids.append(sampled.token_id)
         if self.request.sampling.num_logprobs >= 0 and sampled.logprob is not None:
             self.logprobs.append(sampled.logprob)
 
     def delta(self, index: int) -> TokenDelta:
-        """Output tokens from `index` on (of this epoch at most)."""
-        start = max(index, self.request.num_emitted)
-        token_ids = self.sequence.token_ids[self.request.num_prompt_tokens + start :]
-        logprobs = self.logprobs[start - self.request.num_emitted :] if self.request.sampling.num_logprobs >= 0 else None
-        return TokenDelta(self.request.request_id, self.request.epoch, start, token_ids[:4096], logprobs and logprobs[:4096])
+        """Output tokens from `index` on (of this epoch at most), as many as a message holds."""
+        num_logprobs, first = self.request.sampling.num_logprobs, self.request.num_emitted
+        limit = DELTA_TOKENS if num_logprobs < 0 else DELTA_LOGPROBS // (num_logprobs + 1)
+        start = max(index, first)
+        token_ids = self.sequence.token_ids[self.request.num_prompt_tokens + start :][:limit]
+        logprobs = self.logprobs[start - first :][:limit] if num_logprobs >= 0 else None
+        return TokenDelta(self.request.request_id, self.request.epoch, start, token_ids, logprobs)
 
     def held(self) -> HeldRequest:
         """For Progress."""

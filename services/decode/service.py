@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
@@ -14,7 +16,7 @@ from services.decode.config import DecodeConfig
 from services.decode.job import Job, State
 from services.decode.loading import load_prefix
 from services.decode.scheduler import DecodeScheduler
-from shared.bus.base import Bus, Delivery, Message
+from shared.bus.base import Bus, Delivery, Message, Subscription
 from shared.engine.batch import Batch
 from shared.engine.engine import Sampled
 from shared.errors import BusClosed, BusError, EngineError, SlipstreamError
@@ -55,18 +57,14 @@ class DecodeService(WorkerService[Job, DecodeTask]):
             pool, spec.layout.block_size, config.max_num_seqs, spec.max_model_len, spec.eos_token_ids, budget, time.monotonic
         )
 
-    async def serve_verbs(self) -> None:
-        await self.bus.serve(self.subjects.worker(self.instance, "resend"), self._resend)
+    async def serve_verbs(self) -> list[Subscription]:
+        return [await self.bus.serve(self.subjects.worker(self.instance, "resend"), self._resend)]
 
     def jobs(self) -> Sequence[Job]:
         return [*self.scheduler.jobs.values(), *self._finishing.values()]
 
     def begin(self, task: DecodeTask, delivery: Delivery, chain: Chain | None) -> None:
         self.scheduler.add(Job(task, delivery, chain, time.monotonic()))
-
-    async def lease_lost(self) -> None:
-        self._finishing.clear()
-        await super().lease_lost()
 
     def describe(self) -> WorkerLease:
         config = self.config
@@ -90,21 +88,25 @@ class DecodeService(WorkerService[Job, DecodeTask]):
 
     async def _admit(self) -> None:
         """Let go of what was cancelled, give blocks to what waits."""
-        for job in [job for job in self.scheduler.jobs.values() if job.is_cancelled and job.state is not State.LOADING]:
+        for job in [job for job in self.jobs() if job.is_cancelled and job.state is not State.LOADING]:
             self.scheduler.remove(job)
+            self._finishing.pop(job.sequence.key, None)
             await self._forget(job, "cancelled")
         for job in self.scheduler.place():
-            self.spawn(self._load_prefix(job), "load")
+            job.beside = self.spawn(self._load_prefix(job), "load")
+            job.beside.add_done_callback(partial(self._load_ended, job))
 
     async def _forward(self, batch: Batch) -> list[Job]:
-        """One step in the engine's thread. A failed step ends its own requests only."""
+        """One step in the engine's thread. If it fails, each of its sequences is computed alone: only those at fault end."""
         started = time.monotonic()
         try:
             sampled: list[Sampled] = await self.in_engine(self.engine.forward, batch)
-        except Exception as error:  # whatever a forward raises, it is this batch's fate and not the process's
+        except Exception as error:  # whatever a forward raises, it is its requests' fate and not the process's
             log.exception("a step of %d sequences failed", len(batch.items))
             self.telemetry.count("engine_errors")
-            return self._fail(batch, error)
+            if len(batch.items) == 1:
+                return self._fail(self.scheduler.jobs[batch.items[0].sequence.key], error)
+            return [job for item in batch.items for job in await self._forward(Batch([item]))]
         step_ms = (time.monotonic() - started) * 1000
         num_decoding = sum(1 for item in batch.items if item.num_tokens == 1)
         self.scheduler.budget.observe(step_ms, batch.num_tokens - num_decoding, num_decoding)
@@ -112,11 +114,9 @@ class DecodeService(WorkerService[Job, DecodeTask]):
         self.telemetry.observe("decode_step_seconds", step_ms / 1000)
         return self.scheduler.commit(batch, sampled)
 
-    def _fail(self, batch: Batch, error: Exception) -> list[Job]:
-        jobs = [self.scheduler.jobs[item.sequence.key] for item in batch.items]
-        for job in jobs:
-            job.error = error if isinstance(error, SlipstreamError) else EngineError("the engine failed to compute a step")
-            self.scheduler.fail(job)
+    def _fail(self, job: Job, error: Exception) -> list[Job]:
+        job.error = error if isinstance(error, SlipstreamError) else EngineError("the engine failed to compute a step")
+        self.scheduler.fail(job)
         return []
 
     async def _publish(self, changed: list[Job]) -> None:
@@ -144,10 +144,10 @@ class DecodeService(WorkerService[Job, DecodeTask]):
         start_ns = self.telemetry.now_ns()
         ms_per_token = self.scheduler.budget.ms_per_token.value
         result = await load_prefix(job, self.presence.kv, self.scheduler.block_size, ms_per_token, self.telemetry)
+        self.scheduler.loaded(job, result.num_blocks)
         job.num_loaded_blocks, job.num_loaded_bytes = result.num_blocks, result.num_bytes
         if result.num_bytes:
             self._load_rate.add(result.num_bytes / max(time.monotonic() - started, 1e-6))
-        self.scheduler.loaded(job, result.num_blocks)
         self.telemetry.span(
             "decode load",
             traceparent=job.request.traceparent,
@@ -157,6 +157,12 @@ class DecodeService(WorkerService[Job, DecodeTask]):
             num_bytes=result.num_bytes,
             reason=result.reason,
         )
+
+    def _load_ended(self, job: Job, task: asyncio.Task[None]) -> None:
+        """Also if it was broken off: nothing is copied into the job's blocks any more."""
+        job.beside = None
+        if job.state is State.LOADING:
+            self.scheduler.loaded(job, 0)
         self.wake.set()
 
     async def _collect_ended(self) -> None:
@@ -167,7 +173,7 @@ class DecodeService(WorkerService[Job, DecodeTask]):
                 await self._forget(job, "cancelled")
                 continue
             self._finishing[job.sequence.key] = job
-            self.spawn(self._finish(job, self.instance), "finish")
+            job.beside = self.spawn(self._finish(job, self.instance), "finish")
 
     async def _finish(self, job: Job, instance: InstanceId) -> None:
         request = job.request
@@ -188,6 +194,7 @@ class DecodeService(WorkerService[Job, DecodeTask]):
         finish = job.finish(instance, time.monotonic())
         was_answered = await send_finish(self.bus, self.subjects, self.fleet, self.telemetry, request.gateway, finish, resend)
         if self._finishing.pop(job.sequence.key, None) is not None:
+            job.beside = None
             outcome = "gateway_gone" if not was_answered else job.error.code if job.error else str(job.reason)
             await self._forget(job, outcome)
 
@@ -210,6 +217,7 @@ class DecodeService(WorkerService[Job, DecodeTask]):
         self.telemetry.gauge("decode_running", num_running)
         self.telemetry.gauge("decode_waiting", len(scheduler.jobs) - num_running)
         self.telemetry.gauge("device_used_blocks", scheduler.pool.num_used)
+        self.telemetry.count("decode_preemptions", scheduler.take_preemptions())
         ms_per_token = scheduler.budget.ms_per_token.value
         return WorkerLoad(
             worker=self.instance,

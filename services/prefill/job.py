@@ -25,14 +25,17 @@ class Job:
         self.taken_s = now_s
         self.is_cancelled = False
         self.is_placed = False
+        self.beside: asyncio.Task[None] | None = None
+        """The load of its prefix, while that is under way."""
         self.sequence = Sequence(
             f"{request.request_id}:{request.epoch}", unpack_tokens(request.token_ids), request.num_prompt_tokens, request.sampling
         )
         self.num_target_tokens = (request.num_tokens - 1) // block_size * block_size if chain is not None else 0
         self.num_cached_tokens = 0
-        self.stores: list[asyncio.Task[int]] = []
-        """Chunks on their way into the store; each returns how many of its blocks can be found."""
-        self.num_stored_blocks = 0
+        self.stores: list[asyncio.Task[None]] = []
+        """Chunks on their way into the store, in order."""
+        self.num_found_blocks = 0
+        """Blocks of these that can be found there."""
 
     @property
     def request(self) -> GenerateRequest:
@@ -41,6 +44,16 @@ class Job:
     @property
     def num_left_tokens(self) -> int:
         return max(self.num_target_tokens - self.sequence.num_computed_tokens, 0)
+
+    def abandon(self) -> None:
+        self.is_cancelled = True
+        for task in (self.beside, *self.stores):
+            if task is not None:
+                task.cancel()
+
+    def compute_no_more(self) -> None:
+        """What is computed goes on to decode, which does the rest."""
+        self.num_target_tokens = self.sequence.num_computed_tokens
 
     def held(self) -> HeldRequest:
         """For Progress."""

@@ -29,8 +29,14 @@ class PrefillScheduler:
     def chunk_tokens(self) -> int:
         """Tokens that take about `chunk_ms` at the measured rate."""
         if not self.tokens_per_s.value:
-            return self._first_chunk_tokens
-        return int(min(max(self.tokens_per_s.value * self._target_chunk_ms / 1000, SMALLEST_CHUNK), LARGEST_CHUNK))
+            return max(self._first_chunk_tokens, self.block_size)
+        tokens = min(self.tokens_per_s.value * self._target_chunk_ms / 1000, LARGEST_CHUNK)
+        return max(int(tokens), SMALLEST_CHUNK, self.block_size)
+
+    @property
+    def ms_per_token(self) -> float:
+        """0 while unknown."""
+        return 1000 / self.tokens_per_s.value if self.tokens_per_s.value else 0.0
 
     def add(self, job: Job) -> None:
         self.jobs[job.sequence.key] = job

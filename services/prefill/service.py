@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
@@ -24,6 +25,9 @@ from shared.telemetry import Telemetry
 from shared.types import InstanceId
 from shared.worker.chain import Chain
 from shared.worker.worker_service import WorkerService
+
+MAX_WAIT_MS = 5_000.0
+"""The longest wait for blocks that are under way."""
 
 log = logging.getLogger(__name__)
 
@@ -77,14 +81,18 @@ class PrefillService(WorkerService[Job, PrefillTask]):
         for job in [job for job in self._ready if job.is_cancelled or job.num_left_tokens == 0]:
             self._ready.remove(job)
             self._leave(job)
-        for job in [job for job in self.scheduler.jobs.values() if not job.is_placed]:
-            if job.is_cancelled or job.num_target_tokens == 0 or not self.scheduler.fits(job):
-                job.num_target_tokens = 0
-                self._leave(job)
-            elif self.scheduler.place(job):
-                self.spawn(self._load_prefix(job), "load")
-            else:
+        waiting = [job for job in self.scheduler.jobs.values() if not job.is_placed]
+        for job in [job for job in waiting if job.is_cancelled or not self._is_worth_computing(job)]:
+            self._leave(job)
+        for job in [job for job in waiting if job.sequence.key in self.scheduler.jobs]:
+            if not self.scheduler.place(job):
                 break
+            job.beside = self.spawn(self._load_prefix(job), "load")
+            job.beside.add_done_callback(partial(self._load_ended, job))
+
+    def _is_worth_computing(self, job: Job) -> bool:
+        """Whether blocks would be left for decode: there is a full one, room for all, and a store at decode's end."""
+        return job.num_target_tokens > 0 and self.scheduler.fits(job) and job.task.decode_host is not None
 
     async def _forward(self, batch: Batch) -> float | None:
         """Milliseconds of the chunk; None: it failed, and decode computes what is missing."""
@@ -104,8 +112,7 @@ class PrefillService(WorkerService[Job, PrefillTask]):
         """Cache the chunk's blocks, and give them to the store while the next chunk computes."""
         if step_ms is None:
             for item in batch.items:
-                job = self.scheduler.jobs[item.sequence.key]
-                job.num_target_tokens = job.sequence.num_computed_tokens
+                self.scheduler.jobs[item.sequence.key].compute_no_more()
             return
         for job, start, end in self.scheduler.commit(batch, step_ms):
             self._store(job, start, end)
@@ -114,35 +121,51 @@ class PrefillService(WorkerService[Job, PrefillTask]):
     async def _load_prefix(self, job: Job) -> None:
         """What the store has and the pool has not; then the job may compute. Blocks found in the pool are given to the store too: it may
         have evicted them, and the decode worker needs them there."""
-        sequence, size = job.sequence, self.scheduler.block_size
-        first = sequence.num_computed_tokens // size
-        end = job.num_target_tokens // size
-        if first < end and job.chain is not None and job.task.may_be_held:
+        sequence, size, kv = job.sequence, self.scheduler.block_size, self.presence.kv
+        first, end = sequence.num_computed_tokens // size, job.num_target_tokens // size
+        reason = ""
+        if first < end and job.chain is not None and (job.task.may_be_held or kv.host is None):
             packed = job.request.token_ids[4 * size * first : 4 * size * end]
-            result = await self.presence.kv.load(
-                job.chain.hashes[first:end], packed, sequence.block_table[first:end], request_id=job.request.request_id
+            block_ms = size * self.scheduler.ms_per_token
+            result = await kv.load(
+                job.chain.hashes[first:end],
+                packed,
+                sequence.block_table[first:end],
+                wait_ms=min((end - first) * block_ms, MAX_WAIT_MS),
+                request_id=job.request.request_id,
+                block_ms=block_ms,
             )
             self.scheduler.loaded(job, result.num_blocks)
+            reason = result.reason
         self.telemetry.count("prefill_cached_tokens", job.num_cached_tokens)
-        if job.num_cached_tokens:
+        if reason == "store_absent":  # nobody could find what is computed here
+            self.telemetry.count("prefill_store_faults", reason=reason)
+            job.compute_no_more()
+        elif job.num_cached_tokens:
             self._store(job, 0, job.num_cached_tokens // size)
+
+    def _load_ended(self, job: Job, task: asyncio.Task[None]) -> None:
+        """Also if it was broken off: nothing is copied into the job's blocks any more."""
+        job.beside = None
         self._ready.append(job)
         self.wake.set()
 
     def _store(self, job: Job, start: int, end: int) -> None:
-        if self.kv_dir is not None and self.engine.spec.commits_blocks:
+        if self.engine.spec.commits_blocks:
             blocks = job.blocks(start, end, self.scheduler.block_size)
             previous = job.stores[-1] if job.stores else None
-            job.stores.append(asyncio.create_task(self._store_after(previous, blocks, job)))
+            job.stores.append(self.spawn(self._store_after(previous, blocks, job), "store"))
 
-    async def _store_after(self, previous: asyncio.Task[int] | None, blocks: list[BlockToStore], job: Job) -> int:
+    async def _store_after(self, previous: asyncio.Task[None] | None, blocks: list[BlockToStore], job: Job) -> None:
         """Chunks are stored in order: a block without its parents would be found by nobody."""
         if previous is not None:
             await asyncio.wait([previous])
         result = await self.presence.kv.store(blocks, handoff_host=job.task.decode_host, request_id=job.request.request_id)
         if result.reason:
             self.telemetry.count("prefill_store_faults", reason=result.reason)
-        return result.num_stored + result.num_present
+        if result.reason == "store_absent":
+            job.compute_no_more()
+        job.num_found_blocks += result.num_stored + result.num_present
 
     def _leave(self, job: Job) -> None:
         """The job computes no more: out of the scheduler when its blocks are stored, and on to decode."""
@@ -151,15 +174,16 @@ class PrefillService(WorkerService[Job, PrefillTask]):
         self.spawn(self._hand_over(job), "hand-over")
 
     async def _hand_over(self, job: Job) -> None:
-        counts = await asyncio.gather(*job.stores) if job.stores else []
+        if job.stores:
+            await asyncio.wait(job.stores)
         self.scheduler.remove(job)
         self.wake.set()
-        outcome = "cancelled" if job.is_cancelled else await self._send_on(job, sum(counts))
+        outcome = "cancelled" if job.is_cancelled else await self._send_on(job)
         self._handing_over.pop(job.sequence.key, None)
         self.telemetry.count("prefill_tasks", outcome=outcome)
         await self.forget(job)
 
-    async def _send_on(self, job: Job, num_found_blocks: int) -> str:
+    async def _send_on(self, job: Job) -> str:
         """The DecodeTask. If it cannot be queued, the gateway hears no more Progress and submits the request again."""
         held_ms = (time.monotonic() - job.taken_s) * 1000
         request = msgspec.structs.replace(job.request, deadline_ms=max(int(job.request.deadline_ms - held_ms), 0))
@@ -168,7 +192,7 @@ class PrefillService(WorkerService[Job, PrefillTask]):
             router=job.task.router,
             decode_worker=job.task.decode_worker,
             prefill_worker=self.instance,
-            num_prefilled_tokens=min(num_found_blocks * self.scheduler.block_size, job.sequence.num_computed_tokens),
+            num_prefilled_tokens=min(job.num_found_blocks * self.scheduler.block_size, job.sequence.num_computed_tokens),
             num_cached_tokens=job.num_cached_tokens,
             queue_ms=job.task.queue_ms,
             prefill_ms=held_ms,

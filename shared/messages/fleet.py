@@ -97,6 +97,13 @@ class WorkerLoad(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     """Requests ended since the last WorkerLoad."""
 
 
+class DrainReply(msgspec.Struct, frozen=True, array_like=True, tag="drain_reply"):
+    """worker → whoever asked on worker.<worker>.drain (planner, console; the request is empty): it takes no more, finishes, and ends."""
+
+    num_held: Count
+    """Requests that it holds now."""
+
+
 class Route(msgspec.Struct, frozen=True, array_like=True, tag="route"):
     """router → routers and planner, core: what was decided; other routers book the same load."""
 

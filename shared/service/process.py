@@ -103,7 +103,7 @@ async def _serve(service: Service, stopping: asyncio.Event, status: StatusPipe) 
     detail = service.detail()
     log.info("ready%s", f": {detail}" if detail else "")
     status.ready(detail)
-    await _first(stopping, service.crashed)
+    await _first(stopping, service.leaving, service.crashed)
     await (life.end() if service.crash is None else life.abandon())
     return _outcome(service, status)
 

@@ -113,6 +113,7 @@ PREFILL = (
 DECODE = (
     _counter("decode_ended", "Requests that ended here, by finish reason, error code or fate.", "outcome"),
     _counter("decode_handoff_misses", "Blocks that prefill handed over and decode had to compute, by reason.", "reason"),
+    _counter("decode_preemptions", "Times a sequence gave up its blocks for another's and was computed again."),
     _counter("token_batches_dropped", "TokenBatches lost because the link was down; gateways ask again."),
     _counter("resends", "Requests of gateways to send tokens again."),
     _histogram("decode_step_seconds", "One step's forward.", SHORT_SECONDS),

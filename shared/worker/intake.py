@@ -52,6 +52,7 @@ class Intake(Generic[T]):
         self._take: Take[T] = take
         self._dropped = dropped
         self._consumer: Consumer | None = None
+        self._closing: list[Consumer] = []
         self._asking: set[asyncio.Task[None]] = set()
 
     async def open(self, instance: InstanceId, spawn: Spawn) -> None:
@@ -64,17 +65,28 @@ class Intake(Generic[T]):
             window=WINDOW,
             max_deliver=MAX_DELIVER,
         )
-        spawn(self._pull(self._consumer, instance), f"{self._queue}-intake")
+        spawn(self._pull(self._consumer, instance, spawn), f"{self._queue}-intake")
 
-    async def close(self) -> None:
-        """Stop pulling and delete the durable: what is queued is the gateways' to submit again."""
-        consumer, self._consumer = self._consumer, None
-        if consumer is not None:
-            await consumer.close(delete=True)
+    def shut(self) -> None:
+        """Take nothing more from this moment on."""
+        if self._consumer is not None:
+            self._closing.append(self._consumer)
+            self._consumer = None
         for task in self._asking:
             task.cancel()
 
-    async def _pull(self, consumer: Consumer, instance: InstanceId) -> None:
+    async def close(self) -> None:
+        """Shut, and delete the durable: what is queued is the gateways' to submit again."""
+        self.shut()
+        while self._closing:
+            try:
+                await self._closing.pop().close(delete=True)
+            except BusClosed:
+                raise
+            except BusError as error:  # it goes by itself after a minute without us
+                log.info("the durable could not be deleted: %s", error)
+
+    async def _pull(self, consumer: Consumer, instance: InstanceId, spawn: Spawn) -> None:
         while True:
             try:
                 delivery = await consumer.next()
@@ -82,6 +94,8 @@ class Intake(Generic[T]):
                 if self._consumer is not consumer:
                     return  # closed by us
                 raise
+            if self._consumer is not consumer:
+                return
             try:
                 task = decode(self._task_type, delivery.message.payload)
             except MalformedMessage as error:
@@ -89,7 +103,7 @@ class Intake(Generic[T]):
                 log.warning("a task was dropped: %s", error)
                 await delivery.term()
                 continue
-            asking = asyncio.create_task(self._consider(task, delivery, instance))
+            asking = spawn(self._consider(task, delivery, instance), "consider")
             self._asking.add(asking)
             asking.add_done_callback(self._asking.discard)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,7 @@ from shared.kv.slot_copy import BlockToStore
 from shared.kvclient import KvClient
 from shared.messages.fleet import WorkerLease
 from shared.service import Service
+from shared.tasks import cancel_all
 from shared.worker.card import card_of, publish_card
 from shared.worker.device_events import DeviceEvents
 from shared.worker.write_back import WriteBack
@@ -27,13 +29,17 @@ log = logging.getLogger(__name__)
 
 
 class Presence:
-    """Opened under the service's instance; `reopen` after it took a new one."""
+    """Opened under the service's instance, closed before the service takes another one. `freed` is called when blocks of the pool were
+    let go of here."""
 
-    def __init__(self, service: Service, engine: Engine, pool: BlockPool, kv_dir: Path | None) -> None:
+    def __init__(self, service: Service, engine: Engine, pool: BlockPool, kv_dir: Path | None, freed: Callable[[], None]) -> None:
         self._service = service
         self._engine = engine
         self._pool = pool
         self._kv_dir = kv_dir
+        self._freed = freed
+        self.public_prefixes: list[list[int]] = []
+        """As the model's card declares them."""
         self._tasks: list[asyncio.Task[None]] = []
         self._subscription: Subscription | None = None
         self._kv: KvClient | None = None
@@ -60,10 +66,10 @@ class Presence:
             spec.lower_format,
         )
         await self._kv.open()
-        self._write_back = WriteBack(self._pool, self._kv, service.telemetry)
+        self._write_back = WriteBack(self._pool, self._kv, service.telemetry, self._freed)
         model = spec.model_digest.hex()[:16]
         events = DeviceEvents(service.bus, service.subjects, service.instance, model, self._pool)
-        await publish_card(service.bus, service.subjects, card_of(spec))
+        await self._publish_card()
         self._subscription = await service.bus.serve(service.subjects.worker(service.instance, "snapshot"), events.snapshot)
         self._tasks = [
             service.spawn(events.follow(), "device-events"),
@@ -74,19 +80,15 @@ class Presence:
     async def close(self) -> None:
         """Idempotent."""
         tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if self._write_back is not None:
-            self._write_back.abandon()
-        if self._subscription is not None:
-            await self._subscription.close()
+        write_back, self._write_back = self._write_back, None
+        subscription, self._subscription = self._subscription, None
+        await cancel_all(tasks)
+        if write_back is not None:
+            write_back.abandon()
+        if subscription is not None:
+            await subscription.close()
         if self._kv is not None:
             await self._kv.close()
-
-    async def reopen(self) -> None:
-        await self.close()
-        await self.open()
 
     def describe(self, lease: WorkerLease) -> WorkerLease:
         """The lease with the engine's and the arena's fields."""
@@ -110,8 +112,12 @@ class Presence:
         while True:
             await asyncio.sleep(CARD_EVERY_S)
             try:
-                await publish_card(self._service.bus, self._service.subjects, card_of(self._engine.spec))
+                await self._publish_card()
             except BusClosed:
                 raise
             except BusError as error:
                 log.info("the model card could not be checked: %s", error)
+
+    async def _publish_card(self) -> None:
+        card = await publish_card(self._service.bus, self._service.subjects, card_of(self._engine.spec))
+        self.public_prefixes = card.public_prefixes

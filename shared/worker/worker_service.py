@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -11,25 +12,33 @@ from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from shared.attempts import Attempts
-from shared.bus.base import Bus, Delivery
+from shared.bus.base import Bus, Delivery, Message, Subscription
 from shared.config import ServiceConfig
 from shared.engine import load
 from shared.engine.config import EngineConfig
 from shared.engine.engine import Engine
+from shared.errors import BusClosed, BusError, RequestError
 from shared.kv.block_pool import BlockPool
-from shared.messages.fleet import EndedRequest, WorkerLease, WorkerLoad
+from shared.messages.codec import encode
+from shared.messages.fleet import DrainReply, EndedRequest, WorkerLease, WorkerLoad
 from shared.messages.request import Cancel, DecodeTask, GenerateRequest, PrefillTask
-from shared.messages.session import HeldRequest
+from shared.messages.session import Finish, HeldRequest
 from shared.service import Service
 from shared.telemetry import Telemetry
 from shared.types import InstanceId
 from shared.worker.chain import Chain
+from shared.worker.check import fault_of
+from shared.worker.finish import send_finish
 from shared.worker.intake import Intake, acknowledge, keep_in_progress
 from shared.worker.load_report import Ended, report_load
 from shared.worker.presence import Presence
 from shared.worker.progress import report_progress
 
 R = TypeVar("R")
+
+APPEAR_AGAIN_S = 1.0
+
+log = logging.getLogger(__name__)
 
 
 class HeldJob(Protocol):
@@ -40,6 +49,10 @@ class HeldJob(Protocol):
 
     @property
     def request(self) -> GenerateRequest: ...
+
+    def abandon(self) -> None:
+        """Nobody wants it any more: mark it cancelled, and break off what is under way for it beside the loop."""
+        ...
 
     def held(self) -> HeldRequest:
         """For Progress."""
@@ -79,6 +92,7 @@ class WorkerService(Service, Generic[J, T]):
         self._engine_thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._reports = Ended()
         self._idle = asyncio.Event()
+        self._verbs: list[Subscription] = []
         self._intake: Intake[T] = Intake(bus, self.subjects, telemetry, self.attempts, role, task_type, self._take, self._dropped)
 
     # -- what a subclass says ------------------------------------------------------------------------------------------------
@@ -102,8 +116,9 @@ class WorkerService(Service, Generic[J, T]):
     def load(self, sequence: int, ended: list[EndedRequest]) -> WorkerLoad:
         """The next load report."""
 
-    async def serve_verbs(self) -> None:  # most workers have none of their own
-        """Answer under the current instance."""
+    async def serve_verbs(self) -> list[Subscription]:
+        """Answer the worker's own verbs, under the current instance."""
+        return []
 
     # -- life ----------------------------------------------------------------------------------------------------------------
     async def start(self) -> None:
@@ -113,7 +128,7 @@ class WorkerService(Service, Generic[J, T]):
         await self.in_engine(self._engine.warm_up, self.report)
         pool = BlockPool(self._engine.spec.num_blocks)
         self.prepare(pool)
-        self._presence = Presence(self, self._engine, pool, self.kv_dir)
+        self._presence = Presence(self, self._engine, pool, self.kv_dir, self.wake.set)
         await self._appear()
         self.spawn(self.attempts.follow(self._on_cancel), "cancels")
         self.spawn(self.run(), "loop")
@@ -123,35 +138,51 @@ class WorkerService(Service, Generic[J, T]):
 
     async def _appear(self) -> None:
         await self.presence.open()
-        await self.serve_verbs()
+        self._verbs = [await self.bus.serve(self.subjects.worker(self.instance, "drain"), self._on_drain), *await self.serve_verbs()]
         await self._intake.open(self.instance, self.spawn)
 
-    async def drain(self) -> None:
-        """Finish what is here; what comes meanwhile (it was routed before the lease said draining) is finished too."""
+    async def _disappear(self) -> None:
+        """Take no more, let go of everything held, answer no more. What is let go of is the gateways' to submit again."""
+        self._intake.shut()
+        for job in self.jobs():
+            job.abandon()
         self.wake.set()
+        await self._until_idle()
+        await self._intake.close()
+        verbs, self._verbs = self._verbs, []
+        for verb in verbs:
+            await verb.close()
+        await self.presence.close()
+
+    async def _until_idle(self) -> None:
         while self.jobs():
             self._idle.clear()
             await self._idle.wait()
 
+    async def drain(self) -> None:
+        """Finish what is here; what comes meanwhile (it was routed before the lease said draining) is finished too."""
+        await self._until_idle()
+
     async def stop(self) -> None:
-        """What is left is not acked: its gateways see the lease end and submit it again."""
-        await self._intake.close()
-        if self._presence is not None:
-            await self._presence.close()
+        """Whatever is left goes back: its gateways see the lease end and submit it again."""
+        await self._disappear()
         await asyncio.get_running_loop().run_in_executor(None, self._engine_thread.shutdown)
-        if self._engine is not None:
-            self._engine.close()
+        self.engine.close()
 
     async def lease_lost(self) -> None:
         """Drop everything: the gateways have moved it on. Come back as somebody else."""
         self.telemetry.count("worker_reborn")
-        await self._intake.close()
-        for job in self.jobs():
-            job.is_cancelled = True
-        self.wake.set()
+        await self._disappear()
         self.take_new_instance()
-        await self.presence.close()
-        await self._appear()
+        while True:
+            try:
+                return await self._appear()
+            except BusClosed:
+                raise
+            except BusError as error:
+                log.warning("the worker cannot come back yet: %s", error)
+                await self._disappear()
+                await asyncio.sleep(APPEAR_AGAIN_S)
 
     def describe(self) -> WorkerLease:
         lease = super().describe()
@@ -179,12 +210,33 @@ class WorkerService(Service, Generic[J, T]):
             if job.request.request_id == request.request_id and job.request.epoch == request.epoch:
                 job.delivery = delivery  # redelivered while we hold it: this is the one to ack
                 return
-        spec = self.engine.spec
-        is_same_model = request.model == spec.model_digest.hex()[:16]
-        if not is_same_model:
-            self.telemetry.count("other_model_tasks")
-        self.begin(task, delivery, Chain(spec.model_digest, request, spec.layout.block_size, ()) if is_same_model else None)
+        fault = fault_of(request, self.engine.spec)
+        if fault is not None:
+            self.spawn(self._refuse(request, fault, delivery), "refuse")
+            return
+        self.begin(task, delivery, self._chain(request))
         self.wake.set()
+
+    def _chain(self, request: GenerateRequest) -> Chain | None:
+        spec = self.engine.spec
+        if request.model != spec.model_digest.hex()[:16]:
+            self.telemetry.count("other_model_tasks")
+            return None
+        return Chain(spec.model_digest, request, spec.layout.block_size, self.presence.public_prefixes)
+
+    async def _refuse(self, request: GenerateRequest, fault: RequestError, delivery: Delivery) -> None:
+        """A task that no worker could work on ends here, whatever the gateway thought of it."""
+        self.telemetry.count("malformed_messages", kind=self._worker_role)
+        log.warning("task %s is refused: %s", request.msg_id, fault.message)
+        finish = Finish(request.request_id, request.epoch, self.instance, error_code=fault.code, error_message=fault.message)
+        await send_finish(self.bus, self.subjects, self.fleet, self.telemetry, request.gateway, finish)
+        self._dropped(request)
+        await acknowledge(delivery)
+
+    async def _on_drain(self, message: Message) -> bytes:
+        """Finish what is here, and end the process."""
+        self.leave()
+        return encode(DrainReply(len(self.jobs())))
 
     def _dropped(self, request: GenerateRequest) -> None:
         """Nobody wants it: the routers need not keep it booked."""
@@ -194,15 +246,15 @@ class WorkerService(Service, Generic[J, T]):
         for job in self.jobs():
             request = job.request
             if request.request_id == cancel.request_id and self.attempts.is_cancelled(request.request_id, request.epoch, self.instance):
-                job.is_cancelled = True
+                job.abandon()
                 self.wake.set()
 
     async def forget(self, job: J) -> None:
         """The job is over here and out of `jobs`: ack, and tell the routers with the next load report."""
         self._reports.add(job.request.request_id, job.request.epoch)
-        await acknowledge(job.delivery)
         if not self.jobs():
             self._idle.set()
+        await acknowledge(job.delivery)
 
     def _progress(self) -> Iterable[tuple[InstanceId, HeldRequest]]:
         return [(job.request.gateway, job.held()) for job in self.jobs() if not job.is_cancelled]

@@ -119,6 +119,7 @@ EXAMPLES: list[msgspec.Struct] = [
     fleet.ModelCard("smollm2-135m", DIGEST, "/models/smollm2", 16, 2048, 49_152, [0, 2], "exact", "float32", LAYOUT, 368_640, [[1, 2, 3]]),
     ENDED,
     fleet.WorkerLoad("cccccccc", "decode", MODEL, 3, 2, 1, 100, 512, 64, 25.5, 1000.5, 2e9, 0.75, [ENDED]),
+    fleet.DrainReply(3),
     fleet.Route("aaaaaaaa", 3, REQUEST_ID, 2, MODEL, "cccccccc", "bbbbbbbb", 100, 36, 8, 4, LAYOUT, 5, [2**63 + 1], KEYS),
     fleet.UsageRecord(
         request_id=REQUEST_ID,
