@@ -8,7 +8,8 @@ from shared.telemetry import Telemetry
 from shared.types import pack_tokens
 
 MAX_WAIT_MS = 5_000.0
-UNKNOWN_MS_PER_TOKEN = 1.0
+UNKNOWN_MS_PER_TOKEN = 5.0
+"""Of a small CPU. Too much costs a wait for blocks that are on their way anyway, too little computes what was about to arrive."""
 
 
 async def load_prefix(job: Job, kv: KvClient, block_size: int, ms_per_token: float, telemetry: Telemetry) -> LoadResult:
@@ -21,7 +22,7 @@ async def load_prefix(job: Job, kv: KvClient, block_size: int, ms_per_token: flo
     if hashes and job.task.may_be_held:
         tokens = pack_tokens(sequence.token_ids[first * block_size : (first + len(hashes)) * block_size])
         blocks = sequence.block_table[first : first + len(hashes)]
-        wait_ms = min(len(hashes) * block_size * (ms_per_token or UNKNOWN_MS_PER_TOKEN), MAX_WAIT_MS)
+        wait_ms = min(len(hashes) * block_size * (ms_per_token or prefill_ms_per_token(job) or UNKNOWN_MS_PER_TOKEN), MAX_WAIT_MS)
         result = await kv.load(
             hashes, tokens, blocks, wait_ms=wait_ms, request_id=job.request.request_id, block_ms=ms_per_token * block_size
         )
@@ -29,3 +30,10 @@ async def load_prefix(job: Job, kv: KvClient, block_size: int, ms_per_token: flo
     if result.num_blocks < handed_over:
         telemetry.count("decode_handoff_misses", handed_over - result.num_blocks, reason=result.reason or "unknown")
     return result
+
+
+def prefill_ms_per_token(job: Job) -> float:
+    """What a token took at the prefill worker; 0 if it computed none. A decode worker that is always handed its prompts has no rate of
+    its own."""
+    num_computed = job.task.num_prefilled_tokens - job.task.num_cached_tokens
+    return job.task.prefill_ms / num_computed if num_computed > 0 else 0.0
