@@ -94,7 +94,7 @@ class Job:
     def delta(self, index: int) -> TokenDelta:
         """Output tokens from `index` on (of this epoch at most), as many as a message holds."""
         num_logprobs, first = self.request.sampling.num_logprobs, self.request.num_emitted
-        limit = DELTA_TOKENS if num_logprobs < 0 else DELTA_LOGPROBS // (num_logprobs + 1)
+        limit = min(DELTA_TOKENS, DELTA_LOGPROBS // max(num_logprobs + 1, 1))
         start = max(index, first)
         token_ids = self.sequence.token_ids[self.request.num_prompt_tokens + start :][:limit]
         logprobs = self.logprobs[start - first :][:limit] if num_logprobs >= 0 else None
