@@ -38,8 +38,11 @@ class Responder(Subscription):
         self.stop: Callable[[], Awaitable[None]] | None = None
 
     def take(self, message: Message) -> None:
-        """Begin on one request. Its reply subject must be an inbox: we would publish with our own rights to any other."""
-        if not message.reply.startswith("_INBOX"):
+        """Begin on one request. A reply subject must be an inbox: we would publish with our own rights to any other.
+
+        Without one nobody waits for an answer: the request is handled all the same, as releases and announcements are sent.
+        """
+        if message.reply and not message.reply.startswith("_INBOX"):
             self._counts["reply_refused"] += 1
             return
         if len(self._tasks) < self._concurrency:
@@ -86,6 +89,8 @@ class Responder(Subscription):
             log.exception("a handler of %s failed", message.subject)
             self._counts["handler_failed"] += 1
             headers = error_headers(SlipstreamError("internal error"))
+        if not message.reply:
+            return
         try:
             await self._publish(message.reply, payload, headers=headers)
         except PayloadTooLarge as error:

@@ -21,6 +21,7 @@ class Attachment:
         self.arena: Arena | None = None
         self._lock: WriterLock | None = None
         self._retired: list[Arena] = []
+        self._has_said_absent = False
 
     def attach(self) -> None:
         """Map the arena, if there is one, and hold our writer's lock beside it. Blocks. No store is no fault."""
@@ -29,7 +30,9 @@ class Attachment:
         try:
             arena = open_arena(self._directory)
         except EnvironmentFault as fault:
-            _log.info("no KV store on this host: %s", fault)
+            if not self._has_said_absent:
+                _log.info("no KV store on this host: %s", fault)
+            self._has_said_absent = True
             return
         try:
             if self._lock is None:
@@ -39,6 +42,7 @@ class Attachment:
             _log.warning("the KV store is not used, because its writers/ cannot be: %s", error)
             return
         self.arena = arena
+        self._has_said_absent = False
 
     def check(self) -> None:
         """Let go of an arena that is not the one in the folder any more."""

@@ -24,6 +24,7 @@ from shared.worker.device_events import DeviceEvents
 from shared.worker.write_back import WriteBack
 
 CARD_EVERY_S = 5.0
+STORE_EVERY_S = 0.5
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +76,7 @@ class Presence:
             service.spawn(events.follow(), "device-events"),
             service.spawn(self._write_back.follow(), "write-back"),
             service.spawn(self._keep_card(), "card"),
+            *([service.spawn(self._find_store(self._kv), "find-store")] if self._kv_dir is not None else []),
         ]
 
     async def close(self) -> None:
@@ -106,6 +108,12 @@ class Presence:
         """Give full blocks to the store, if the weight format is admitted to the numerics class and there is a store."""
         if self._engine.spec.commits_blocks and self._kv_dir is not None and self._write_back is not None:
             self._write_back.add(blocks)
+
+    async def _find_store(self, kv: KvClient) -> None:
+        """A store that starts after us must stand in our lease before the first handoff: routers tell prefill where to push."""
+        while kv.host is None:
+            await asyncio.sleep(STORE_EVERY_S)
+            await kv.open()
 
     async def _keep_card(self) -> None:
         """A wiped bucket gets its card again."""
