@@ -73,6 +73,15 @@ async def test_from_ready_to_gone(start: Start, witness: Fleet, tmp_path: Path, 
     assert all(line["level"] == "info" for line in await process.log())
 
 
+async def test_a_service_that_is_asked_to_leave_drains_and_ends(start: Start, witness: Fleet) -> None:
+    seen: list[str] = []
+    witness.on_change(lambda lease, is_alive: seen.append(lease.state if is_alive else "gone"))
+    process = await start("leave")
+    assert await process.ended() == 0
+    await until(lambda: seen[-1:] == ["gone"])
+    assert seen[-3:] == ["ready", "draining", "gone"]
+
+
 async def test_a_second_signal_does_not_wait_for_the_drain(start: Start, witness: Fleet) -> None:
     process = await start("slow_drain")
     await process.until_state("ready")

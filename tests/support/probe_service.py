@@ -15,7 +15,7 @@ from shared.service import Service, main
 from shared.telemetry import Telemetry
 from shared.types import InstanceId
 
-Behaviour = Literal["", "fault", "bug", "hang", "thread", "crash", "slow_drain", "late_span"]
+Behaviour = Literal["", "fault", "bug", "hang", "thread", "crash", "slow_drain", "late_span", "leave"]
 
 
 class ProbeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +48,8 @@ class ProbeService(Service):
                 await asyncio.Event().wait()
             case "thread":
                 await asyncio.to_thread(threading.Event().wait)
+            case "leave":
+                self.leave()
             case "crash":
                 self.spawn(self._crash(), "crasher")
 

@@ -84,6 +84,15 @@ def test_the_chunk_follows_the_measured_rate() -> None:
     assert scheduler.chunk_tokens == 20
 
 
+def test_a_chunk_is_a_block_at_least() -> None:
+    """Else a slow worker with large blocks would never begin."""
+    scheduler = PrefillScheduler(BlockPool(8), 32, 16, 200.0)
+    assert scheduler.chunk_tokens == 32
+    scheduler.tokens_per_s.add(1.0)
+    assert scheduler.chunk_tokens == 32
+    assert scheduler.ms_per_token == 1000
+
+
 def test_blocks_are_given_to_the_store_in_chain_order() -> None:
     scheduler = PrefillScheduler(BlockPool(64), BLOCK_SIZE, 64, 200.0)
     job = make(0, list(range(100, 113)))
