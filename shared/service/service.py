@@ -38,7 +38,8 @@ class Service(ABC):
     3. The lease says `ready` only after `start()` returned; then the service is advertised, then the supervisor is told.
     4. The lease is renewed every second. If it expired while the process lived (it was stopped, or cut off alone), `lease_lost()` is
        awaited, and the lease goes on under what `instance` is then.
-    5. At SIGTERM or SIGINT, or after `leave()`: advertisement withdrawn, lease `draining`, `drain()` for at most `drain_s`, `stop()`, spawned tasks cancelled,
+    5. At SIGTERM or SIGINT, or after `leave()`: advertisement withdrawn, lease `draining`, `drain()` for at most `drain_s`, `stop()`,
+       spawned tasks cancelled,
        lease deleted, telemetry flushed (2 s at most), bus closed, exit 0. A second signal exits with 130 at once.
     6. A spawned task that fails ends the process: its traceback is logged, the lease is deleted, the exit code is the error's own
        (1; 70 when the bus is closed for good).
