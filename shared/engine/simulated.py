@@ -125,11 +125,10 @@ class SimulatedEngine(Engine):
         return self._sample(sequence, value) if sample else None
 
     def _holds(self, sequence: Sequence, position: int, value: int) -> bool:
-        """Whether the pool has `value` for the token at `position`: a sequence that was preempted may have got other blocks."""
-        if position < 0:
-            return True
+        """Whether the pool has `value` for the token at `position`: a sequence that was preempted may have got other blocks. One element
+        is looked at: this runs for every token."""
         block_size = self.spec.layout.block_size
-        return bool((self._kv[sequence.block_table[position // block_size], :, position % block_size] == value).all())
+        return position < 0 or self._kv.item(sequence.block_table[position // block_size], 0, position % block_size, 0) == value
 
     def _read_back(self, sequence: Sequence, count: int) -> int:
         """The fold of the first `count` tokens as the pool holds it: right KV gives the right value, anything else another one."""

@@ -84,6 +84,18 @@ def test_blocks_that_were_copied_are_used_and_wrong_ones_show() -> None:
         assert (generate(sim, loaded, 6) == expected) is not corrupt
 
 
+def test_other_blocks_behind_a_known_sequence_show() -> None:
+    """It was preempted, and placed again at the same length into blocks that came from elsewhere."""
+    expected = generate(engine(), sequence("a", list(range(300, 312)), 0), 6)
+    for has_right_blocks in (True, False):
+        sim = engine()
+        one = sequence("a", list(range(300, 312)), 0)
+        step(sim, (one, 8, False))
+        step(sim, (sequence("b", list(range(300 if has_right_blocks else 700, 712)), 20), 8, False))
+        one.block_table = list(range(20, 36))
+        assert (generate(sim, one, 6) == expected) is has_right_blocks
+
+
 def test_the_seed_matters_only_with_a_temperature() -> None:
     prompt = [300, 301]
     greedy = [generate(engine(), sequence("a", prompt, 0, temperature=0.0, seed=seed), 4) for seed in (1, 2)]
