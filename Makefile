@@ -40,10 +40,11 @@ format: $(VENV)/.dev  ## format the code and mend what ruff can mend
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
 
-bench: $(VENV)/.installed  ## measure on this machine: the stack, the KV store, the router
+bench: $(VENV)/.installed  ## measure on this machine: the stack, the KV store, returning sessions, compressed blocks
 	$(BIN)/slipstream bench stack $(ARGS)
 	$(BIN)/slipstream bench kv $(ARGS)
-	$(BIN)/slipstream bench router $(ARGS)
+	$(BIN)/slipstream bench context $(ARGS)
+	$(BIN)/slipstream bench kv-accuracy $(ARGS)
 
 soak: $(VENV)/.dev  ## the long tests
 	$(BIN)/python -m pytest -m soak --timeout 7200 $(ARGS)

@@ -261,19 +261,21 @@ def measure(disk: Path) -> list[Row]:
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="slipstream bench kv", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print rows as JSON")
     parser.add_argument("--disk", type=Path, default=Path.cwd(), help="a folder on the SSD to measure (default: here)")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     rows = measure(arguments.disk)
     if arguments.json:
         json.dump([row._asdict() for row in rows], sys.stdout)
         print()
-        return
+        return 0
     for row in rows:
         print(f"{row.name:24} {row.value:10.3f} {row.unit}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -25,6 +25,8 @@ from loadtest.report import Spread, spread
 
 PROMPT_TOKENS = 32
 WARM_UP = 30
+SETTLE_S = 6.0
+"""In its first seconds a process asks the gateway about every attempt, as it may have missed cancels: not what a running stack costs."""
 NUM_STREAMS = 64
 FLAGS = ("--device", "sim", "--kv-dram", "128M")
 
@@ -70,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
 def measure(folder: Path, num_requests: int, num_tokens: int) -> StackReport:
     """Both ways, then the streams."""
     began_s = time.monotonic()
-    with local_stack(folder / "direct", *FLAGS, environ={"SS_DISAGGREGATION": "never"}) as stack:
+    with local_stack(folder / "direct", *FLAGS, environ={"SS_DISAGGREGATION": "never", "SS_MAX_NUM_SEQS": str(NUM_STREAMS)}) as stack:
         ready_s = time.monotonic() - began_s
         direct = asyncio.run(_measure_way(stack, "client → decode", 3.0, num_requests))
         tokens_per_s, tokens_per_event = asyncio.run(_measure_streams(stack, num_tokens))
@@ -85,6 +87,7 @@ async def _measure_way(stack: LocalStack, name: str, bar_ms: float, num_requests
     client = Client(stack.url)
     model = await _model(client)
     rng = random.Random(name)
+    await asyncio.sleep(SETTLE_S)
     await closed_loop(WARM_UP, 1, lambda _: client.generate("/v1/completions", _body(model, rng, 1)))
     began_ns = time.time_ns()
     outcomes = await closed_loop(num_requests, 1, lambda _: client.generate("/v1/completions", _body(model, rng, 1)))

@@ -23,7 +23,7 @@ COMMANDS = {
     "models": "list models; convert and verify one ahead",
     "keys": "make an API key, or hash one for a key file",
     "nats": "look at the services over NATS: ls, info, ping, stats, req, url",
-    "bench": "measure: stack, kv, router",
+    "bench": "measure: stack, kv, context, kv-accuracy",
 }
 EXIT_INTERRUPTED = 130
 

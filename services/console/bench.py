@@ -11,7 +11,6 @@ BENCHES = {
     "kv": "KV store: handoff between processes, tiers",
     "context": "sessions that return after their blocks left the device pool",
     "kv-accuracy": "quality of compressed KV blocks on real text",
-    "router": "the routing decision",
 }
 
 
