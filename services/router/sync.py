@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Literal
 
 from services.router.index import PrefixIndex
-from shared.bus.base import Bus
+from shared.bus.base import Bus, Subscription
 from shared.errors import BusClosed, BusError, MalformedMessage
 from shared.messages.codec import decode, encode
 from shared.messages.fleet import WorkerLease
@@ -39,9 +39,9 @@ class IndexSync:
         """Sources that are alive."""
         self._fetching: set[str] = set()
 
-    async def follow(self) -> None:
+    async def follow(self, events: Subscription) -> None:
         """Apply events for ever."""
-        async for message in await self._bus.subscribe(self._subjects.kv_event("*")):
+        async for message in events:
             try:
                 batch = decode(KvEventBatch, message.payload)
             except MalformedMessage as error:

@@ -91,6 +91,7 @@ ROUTER = (
     _counter("router_refused", "Requests that ended here, by error code.", "reason"),
     _counter("router_dropped", "Requests that left the queue because nobody wants them.", "reason"),
     _counter("router_requeued", "Requests whose task could not be queued at a worker.", "reason"),
+    _counter("router_routes_lost", "Routes that could not be told to the other routers.", "reason"),
     _counter("router_overlap_tokens", "Prompt tokens that the chosen decode worker or its host had."),
     _counter("router_prompt_tokens", "Prompt tokens routed."),
     _counter("router_snapshots", "Snapshots fetched because a source's events had a gap or were new.", "outcome"),
