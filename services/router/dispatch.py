@@ -25,8 +25,6 @@ from shared.types import InstanceId
 from shared.worker.finish import send_finish
 from shared.worker.intake import acknowledge
 
-MAX_SPAN_CANDIDATES = 16
-
 Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
 Announce = Callable[[GenerateRequest, Decision], Coroutine[Any, Any, None]]
 
@@ -159,7 +157,8 @@ class Dispatcher:
             reason=decision.reason,
             num_overlap_tokens=decision.num_overlap_tokens,
             num_uncached_tokens=decision.num_uncached_tokens,
-            scores=" ".join(f"{candidate.worker}:{candidate.score:.1f}" for candidate in decision.candidates[:MAX_SPAN_CANDIDATES]),
+            num_known_blocks=decision.num_known_blocks,
+            candidates=" ".join(map(str, decision.candidates)),
         )
 
     async def _send_refusal(self, waiting: Waiting, error: RequestError) -> None:

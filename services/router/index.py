@@ -6,8 +6,12 @@ holders. Events of a source carry epoch and sequence: a gap makes it DEGRADED un
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shared.kv.hashing import split
 from shared.messages.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent, KvEventBatch, KvSnapshot
@@ -17,6 +21,14 @@ MAX_BUFFERED = 4096
 """Batches kept while a snapshot is fetched. More: the snapshot is asked for again."""
 MAX_BLOCKS_PER_BATCH = 65_536
 
+CHUNK = 32
+CHUNK_OF_KEYS = struct.Struct("16s" * CHUNK)
+"""Splits so many keys at once, six times as fast as slicing them."""
+FEW_BITS = 8
+"""So many holders are looked up one by one."""
+MAX_MASKS = 65_536
+
+Runs = list[tuple[int, int]]
 SourceState = Literal["EXACT", "DEGRADED"]
 
 
@@ -48,6 +60,10 @@ class PrefixIndex:
         self._sources: dict[str, Source] = {}
         self._by_bit: list[Holder | None] = []
         self._free_bits: list[int] = []
+        self._masks: dict[int, int] = {}
+        """Each set of holders once: blocks held by the same share one object, and comparing it is comparing an address."""
+        self.version = 0
+        """Changes when a holder gets or gives back its bit."""
         self.num_rejected = 0
         """Batches that were no sense: too large, of a dead epoch, unknown tiers."""
 
@@ -56,32 +72,59 @@ class PrefixIndex:
         return len(self._holders)
 
     # -- look-up -------------------------------------------------------------------------------------------------------
-    def overlap(self, keys: Sequence[bytes]) -> dict[Holder, int]:
-        """Length of the leading run of `keys` at every holder that has the first."""
-        runs: dict[Holder, int] = {}
+    def runs(self, packed_keys: bytes, num_keys: int) -> Runs:
+        """[(holders, length)]: the leading run of the first `num_keys` keys at each holder that has the first; longer runs later.
+
+        Keys behind the first miss are not even split.
+        """
+        runs: Runs = []
         alive = -1
         length = 0
         get = self._holders.get
-        for key in keys:
-            bits = get(key, 0) & alive
-            if bits != alive:
-                if length:
-                    self._note(alive & ~bits, length, runs)
-                if not bits:
-                    return runs
-                alive = bits
-            length += 1
+        for at in range(0, num_keys, CHUNK):
+            chunk = packed_keys[at * KEY_BYTES : min(at + CHUNK, num_keys) * KEY_BYTES]
+            keys = CHUNK_OF_KEYS.unpack(chunk) if len(chunk) == CHUNK_OF_KEYS.size else split(chunk, KEY_BYTES)
+            for bits in map(get, keys):
+                if bits != alive:
+                    bits = alive & bits if bits else 0
+                    if length and bits != alive:
+                        runs.append((alive & ~bits, length))
+                    if not bits:
+                        return runs
+                    alive = bits
+                length += 1
         if length:
-            self._note(alive, length, runs)
+            runs.append((alive, length))
         return runs
 
-    def _note(self, bits: int, length: int, runs: dict[Holder, int]) -> None:
-        while bits:
-            low = bits & -bits
-            holder = self._by_bit[low.bit_length() - 1]
-            if holder is not None:
-                runs[holder] = length
-            bits ^= low
+    def lengths(self, runs: Runs) -> NDArray[np.int32]:
+        """Run lengths by bit; one 0 more at the end, for a holder that has no bit."""
+        num_bits = len(self._by_bit)
+        lengths = np.zeros(num_bits + 1, dtype=np.int32)
+        for bits, length in runs:
+            if bits.bit_count() > FEW_BITS:
+                packed = np.frombuffer(bits.to_bytes((num_bits + 7) // 8, "little"), dtype=np.uint8)
+                lengths[np.flatnonzero(np.unpackbits(packed, bitorder="little"))] = length
+                continue
+            while bits:
+                low = bits & -bits
+                lengths[low.bit_length() - 1] = length
+                bits ^= low
+        return lengths
+
+    def bit(self, name: str | None, tier: Tier) -> int:
+        """Of a holder, as a place in `lengths`. Good until `version` changes."""
+        source = self._sources.get(name) if name is not None else None
+        return source.bits.get(tier, len(self._by_bit)) if source is not None else len(self._by_bit)
+
+    def overlap(self, keys: Sequence[bytes]) -> dict[Holder, int]:
+        """Length of the leading run of `keys` at every holder that has the first."""
+        lengths = self.lengths(self.runs(b"".join(keys), len(keys)))
+        return {holder: int(lengths[bit]) for bit, holder in enumerate(self._by_bit) if holder is not None and lengths[bit]}
+
+    def holds(self, key: bytes) -> bool:
+        """Whether anybody has the block."""
+        return key in self._holders
 
     # -- events --------------------------------------------------------------------------------------------------------
     def apply(self, batch: KvEventBatch) -> bool:
@@ -134,6 +177,8 @@ class PrefixIndex:
             for bit in source.bits.values():
                 self._by_bit[bit] = None
                 self._free_bits.append(bit)
+            self._masks.clear()
+            self.version += 1
 
     def state_of(self, name: str) -> SourceState | None:
         source = self._sources.get(name)
@@ -171,11 +216,16 @@ class PrefixIndex:
                 case BlocksCleared():
                     self._clear(source)
 
-    def _store(self, source: Source, tier: Tier, keys: Iterable[bytes]) -> None:
-        mask, held, holders = 1 << self._bit(source, tier), source.keys[tier], self._holders
+    def _store(self, source: Source, tier: Tier, keys: list[bytes]) -> None:
+        mask, holders, one = 1 << self._bit(source, tier), self._holders, self._masks.setdefault
+        get = holders.get
+        if len(self._masks) > MAX_MASKS:
+            self._masks.clear()
+            one = self._masks.setdefault
         for key in keys:
-            holders[key] = holders.get(key, 0) | mask
-            held.add(key)
+            bits = get(key, 0) | mask
+            holders[key] = one(bits, bits)
+        source.keys[tier].update(keys)
 
     def _remove(self, source: Source, tier: Tier, keys: Iterable[bytes]) -> None:
         mask, held, holders = 1 << self._bit(source, tier), source.keys[tier], self._holders
@@ -184,7 +234,7 @@ class PrefixIndex:
                 held.remove(key)
                 rest = holders[key] & ~mask
                 if rest:
-                    holders[key] = rest
+                    holders[key] = self._masks.setdefault(rest, rest)
                 else:
                     del holders[key]
 
@@ -201,4 +251,5 @@ class PrefixIndex:
             self._by_bit[bit] = Holder(source.name, tier)
             source.bits[tier] = bit
             source.keys[tier] = set()
+            self.version += 1
         return bit

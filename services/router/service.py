@@ -207,7 +207,7 @@ class RouterService(Service):
         held_s = time.monotonic() - waiting.taken_s
         if waiting.request.num_emitted and held_s < self.config.hold_s:
             return
-        has_workers = bool(self.loads.of_model("decode", waiting.request.model))
+        has_workers = bool(self.loads.pool("decode", waiting.request.model).states)
         what = "the prompt is larger than any worker's KV pool" if has_workers else "no worker serves this model now"
         self._refuse(waiting, NoCapacity(what, retry_after_s=RETRY_AFTER_S))
 

@@ -12,6 +12,7 @@ from services.router.config import Disaggregation
 from services.router.decide import Decider
 from services.router.index import PrefixIndex
 from services.router.load import Booking, Loads
+from services.router.score import Weights
 from shared.messages.fleet import EndedRequest, WorkerLease, WorkerLoad
 from shared.messages.kv import BlocksStored, KvSnapshot
 from tests.support.fake_delivery import make_request
@@ -106,7 +107,8 @@ def test_an_idle_decode_worker_does_it_itself() -> None:
 
 def test_cold_prompts_go_where_nothing_was_sent_for_longest() -> None:
     rig = Rig(lease(A), lease(B))
-    rig.loads.workers[A].last_sent_s = 5.0
+    rig.loads.book("1", A, Booking(0, 0, 5.0))
+    rig.loads.release("1")
     assert rig.decide(100).decode_worker == B
 
 
@@ -134,3 +136,71 @@ def test_a_lost_worker_takes_its_bookings_with_it() -> None:
     assert loads.workers == {}
     loads.lease(lease(A), True)
     assert loads.workers[A].num_used_blocks == 0
+
+
+def test_ties_are_broken_at_random() -> None:
+    rig = Rig(*(lease(f"{number:08x}") for number in range(4)))
+    assert len({rig.decide(100).decode_worker for _ in range(60)}) == 4
+
+
+def test_weights_without_sense_are_refused_and_the_last_good_stay() -> None:
+    rig = Rig(lease(A, host="11111111"), lease(B, host="22222222"))
+    rig.decider.use(Weights(uncached_blocks=-1.0))
+    for bad in (float("nan"), float("inf"), 1e9):
+        with pytest.raises(ValueError, match="latency_s"):
+            rig.decider.use(Weights(latency_s=bad))
+    rig.hold("22222222", 6, "dram")
+    assert rig.decide(200).decode_worker == A
+
+
+def test_a_decision_tells_what_it_weighed() -> None:
+    rig = Rig(lease(A, host="11111111"), lease(B))
+    rig.hold("11111111", 6, "dram")
+    rig.hold(A, 2)
+    decision = rig.decide(160)
+    rig.loads.book("later", A, Booking(99, 99, 1.0))
+    assert [(candidate.worker, candidate.score) for candidate in decision.candidates] == [(A, 4.0), (B, 10.0)]
+    assert str(decision.candidates[0]) == f"{A}:4.0(uncached_blocks=4 load_blocks=4)"
+    assert decision.num_known_blocks == 6
+
+
+def test_many_holders_of_one_run() -> None:
+    workers = [f"{number:08x}" for number in range(40)]
+    rig = Rig(*map(lease, workers))
+    for number, worker in enumerate(workers):
+        rig.hold(worker, 3 + number % 2)
+    assert rig.decide(160).num_overlap_blocks == 4
+
+
+def test_lost_ends_are_forgotten_but_not_what_waits_at_prefill() -> None:
+    loads = Loads()
+    loads.lease(lease(A), True)
+    loads.lease(lease(P, "prefill"), True)
+    loads.book("lost", A, Booking(10, 100, 1.0))
+    loads.book("prefilling", A, Booking(10, 0, 2.0))
+    loads.book("prefilling", P, Booking(0, 500, 2.0))
+    loads.book("fresh", A, Booking(10, 100, 19.0))
+    loads.report(WorkerLoad(A, "decode", MODEL, 1, 0, 0, 0, 256, 0), 20.0)
+    assert set(loads.workers[A].bookings) == {"prefilling", "fresh"}
+    loads.report(WorkerLoad(P, "prefill", MODEL, 1, 0, 0, 0, 256, 0), 20.0)
+    loads.report(WorkerLoad(A, "decode", MODEL, 2, 0, 0, 0, 256, 0), 21.0)
+    assert set(loads.workers[A].bookings) == {"fresh"}
+
+
+def test_what_was_booked_after_a_report_counts_on_top_of_it() -> None:
+    loads = Loads()
+    loads.lease(lease(A), True)
+    loads.report(WorkerLoad(A, "decode", MODEL, 1, 3, 0, 0, 256, 50), 1.0)
+    loads.book("1", A, Booking(10, 100, 2.0))
+    assert loads.workers[A].num_used_blocks == 60
+    loads.release("1")
+    assert loads.workers[A].num_used_blocks == 50
+
+
+def test_a_cancel_releases_every_attempt_up_to_it() -> None:
+    loads = Loads()
+    loads.lease(lease(A), True)
+    for epoch in range(3):
+        loads.book(f"x:{epoch}", A, Booking(1, 0, 1.0))
+    loads.release_up_to("x", 1)
+    assert set(loads.workers[A].bookings) == {"x:2"}

@@ -1,0 +1,79 @@
+"""What a decision weighs, and how it is told afterwards."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from services.router.load import ACTIVE_REQUESTS, NUM_FEATURES, Floats, Pool
+from shared.types import InstanceId
+
+MAX_WEIGHT = 1e6
+NUM_TOLD = 4
+"""Candidates of one decision that are told."""
+
+
+class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of the features of a candidate, in their order. The default is the classic cost: uncached prefill + active decode, in blocks."""
+
+    uncached_blocks: float = 1.0
+    load_blocks: float = 0.0
+    """Blocks that its host holds and its own pool does not."""
+    queued_blocks: float = 1.0
+    active_blocks: float = 1.0
+    active_requests: float = 0.0
+    memory_used: float = 0.0
+    """Share of the device pool."""
+    utilisation: float = 0.0
+    latency_s: float = 0.0
+
+    def vector(self) -> Floats:
+        """[num_features] Raises ValueError naming the weight that is no number of a sane size."""
+        for name in self.__struct_fields__:
+            if not abs(getattr(self, name)) <= MAX_WEIGHT:  # NaN is not
+                raise ValueError(f"weight {name} is {getattr(self, name)}")
+        return np.array(msgspec.structs.astuple(self), dtype=np.float64)
+
+
+class Candidate(NamedTuple):
+    """A decode worker as it was seen for one request. Features as in `Weights`."""
+
+    worker: InstanceId
+    score: float
+    features: tuple[float, ...]
+
+    def __str__(self) -> str:
+        told = (f"{name}={value:g}" for name, value in zip(Weights.__struct_fields__, self.features, strict=True) if value)
+        return f"{self.worker}:{self.score:.1f}({' '.join(told)})"
+
+
+class View(NamedTuple):
+    """The candidates of one decision, kept as arrays: telling them is done later, if at all."""
+
+    pool: Pool
+    features: Floats
+    """[num_features, num_workers], copied."""
+    scores: Floats
+    """[num_workers]; infinite: had no room, or was outside the load window."""
+
+    def candidates(self) -> list[Candidate]:
+        """The best few, the best first."""
+        order = np.argsort(self.scores, kind="stable")[:NUM_TOLD]
+        return [
+            Candidate(self.pool.states[row].lease.instance, float(self.scores[row]), tuple(self.features[:, row].tolist()))
+            for row in order.tolist()
+            if np.isfinite(self.scores[row])
+        ]
+
+
+def score(weights: Floats, features: Floats, is_open: NDArray[np.bool_], window: float) -> Floats:
+    """[num_workers] Lower is better; infinite for who is not open, or has more than `window` × the mean of the open ones' requests, + 1."""
+    assert weights.shape == (NUM_FEATURES,)
+    requests = features[ACTIVE_REQUESTS]
+    mean = float(requests @ is_open) / float(np.count_nonzero(is_open))
+    scores = weights @ features
+    scores[~(is_open & (requests <= mean * window + 1))] = np.inf
+    return scores
