@@ -5,13 +5,11 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
+from services.router.choose import Holding, Vector, make_chooser
 from services.router.config import Disaggregation
-from services.router.index import PrefixIndex, Runs
-from services.router.load import ACTIVE_BLOCKS, ACTIVE_REQUESTS, LOAD, UNCACHED, Floats, Loads, Pool, WorkerState
-from services.router.score import Candidate, View, Weights, score
+from services.router.index import Lengths, PrefixIndex, Runs
+from services.router.load import Loads, Pool, WorkerState
+from services.router.score import Candidate, View, Weights
 from shared.messages.request import GenerateRequest
 from shared.types import InstanceId
 
@@ -19,12 +17,7 @@ SMALL_REST_BUDGETS = 2
 """Less than so many prefill budgets left to compute: decode does it itself."""
 WORTH_ASKING_TOKENS = 128
 """The index may lag behind the stores by some milliseconds: for shorter prompts, asking a store costs more than it may save."""
-WINDOW = 1.25
-"""Overlap counts only at workers with at most so many times the mean load (and one request more): a hot prefix spreads."""
-TIE = 1e-9
 DEFAULT_STEP_MS = 20.0
-
-Blocks = NDArray[np.int32]
 
 
 class Decision(NamedTuple):
@@ -52,16 +45,6 @@ class Decision(NamedTuple):
         return self.view.candidates()
 
 
-class Holding(NamedTuple):
-    """Which bit of the index stands for what a pool's workers can reach, as of one version of it."""
-
-    pool: Pool
-    version: int
-    device: NDArray[np.intp]
-    dram: NDArray[np.intp]
-    ssd: NDArray[np.intp]
-
-
 class Decider:
     """Reads the index and the loads; writes nothing. Ties are broken by `rng`."""
 
@@ -72,30 +55,29 @@ class Decider:
         self._loads = loads
         self._disaggregation = disaggregation
         self._rng = rng
+        self._chooser = make_chooser()
         self._holding: dict[tuple[str, str], Holding] = {}
         self.use(weights or Weights())
 
     def use(self, weights: Weights) -> None:
         """From now on. Raises ValueError if they make no sense; the last good ones stay."""
-        self._weights: Floats = weights.vector()
+        values = weights.vector()
+        self._weights = Vector(values, values.ctypes.data)
 
     def decide(self, request: GenerateRequest) -> Decision | None:
         """None: no decode worker of the model has room now."""
         pool = self._loads.pool("decode", request.model)
         num_tokens, block_size = request.num_tokens, pool.block_size
         num_blocks = num_tokens // block_size + 1
-        is_open = room(pool, num_blocks)
-        if not is_open.any():
+        if not pool.states:
             return None
-        runs = self._index.runs(request.block_keys, min((num_tokens - 1) // block_size, len(request.block_keys) // 16))
+        runs = self._index.runs(request.block_keys, (num_tokens - 1) // block_size)
         lengths = self._index.lengths(runs)
-        on_device, held = self._held("decode", request.model, pool, lengths)
-        features = pool.features.copy()
-        np.subtract(num_tokens / block_size, held, out=features[UNCACHED])
-        np.subtract(held, on_device, out=features[LOAD])
-        scores = score(self._weights, features, is_open, WINDOW)
-        row = self._choose(pool, scores)
-        state, overlap = pool.states[row], int(held[row])
+        holding = self._holding_of("decode", pool, request.model)
+        choice = self._chooser.decode(holding, self._weights, lengths, None, num_tokens / block_size, num_blocks, self._rng.getrandbits(63))
+        if choice.row < 0:
+            return None
+        state, overlap = pool.states[choice.row], holding.held_at(lengths, choice.row)
         uncached = num_tokens - overlap * block_size
         prefill, reason = self._prefill_worker(request, state, uncached, lengths)
         return Decision(
@@ -109,7 +91,7 @@ class Decider:
             num_blocks=num_blocks,
             reason=reason,
             num_known_blocks=longest(runs),
-            view=View(pool, features, scores),
+            view=View(pool, choice.features, choice.scores),
         )
 
     def could_serve(self, model: str, num_tokens: int) -> bool:
@@ -117,34 +99,14 @@ class Decider:
         pool = self._loads.pool("decode", model)
         return num_tokens // pool.block_size + 1 <= pool.largest
 
-    def _held(self, role: str, model: str, pool: Pool, lengths: Blocks) -> tuple[Blocks, Blocks]:
-        """[num_workers] Leading blocks in each worker's own pool, and there or on its host."""
+    def _holding_of(self, role: str, pool: Pool, model: str) -> Holding:
         holding = self._holding.get((role, model))
         if holding is None or holding.pool is not pool or holding.version != self._index.version:
-            holding = self._holding[role, model] = self._find(pool)
-        on_device = lengths[holding.device]
-        return on_device, np.maximum(np.maximum(on_device, lengths[holding.dram]), lengths[holding.ssd])
-
-    def _find(self, pool: Pool) -> Holding:
-        bit, leases = self._index.bit, [state.lease for state in pool.states]
-        return Holding(
-            pool,
-            self._index.version,
-            np.array([bit(lease.instance, "device") for lease in leases], dtype=np.intp),
-            np.array([bit(lease.host, "dram") for lease in leases], dtype=np.intp),
-            np.array([bit(lease.host, "ssd") for lease in leases], dtype=np.intp),
-        )
-
-    def _choose(self, pool: Pool, scores: Floats) -> int:
-        """The lowest score; among equals, where nothing was sent for longest, then at random."""
-        best = np.flatnonzero(scores <= scores.min() + TIE)
-        if len(best) > 1:
-            sent = pool.last_sent_s[best]
-            best = best[sent <= sent.min()]
-        return int(best[0] if len(best) == 1 else best[self._rng.randrange(len(best))])
+            holding = self._holding[role, model] = Holding(pool, self._index)
+        return holding
 
     def _prefill_worker(
-        self, request: GenerateRequest, decode: WorkerState, uncached: int, lengths: Blocks
+        self, request: GenerateRequest, decode: WorkerState, uncached: int, lengths: Lengths
     ) -> tuple[InstanceId | None, str]:
         if self._disaggregation == "never":
             return None, "disaggregation=never"
@@ -153,20 +115,11 @@ class Decider:
             return None, "no prefill worker"
         if self._disaggregation == "auto" and uncached < SMALL_REST_BUDGETS * decode.lease.prefill_budget:
             return None, "little left to compute"
-        _, held = self._held("prefill", request.model, pool, lengths)
-        costs_s = (pool.queued_tokens + request.num_tokens - held * pool.block_size) / pool.tokens_per_s
-        row = self._choose(pool, costs_s)
-        if self._disaggregation == "auto" and decode_s(decode, uncached) <= costs_s[row]:
+        holding = self._holding_of("prefill", pool, request.model)
+        row, cost_s = self._chooser.prefill(holding, lengths, request.num_tokens, self._rng.getrandbits(63))
+        if self._disaggregation == "auto" and decode_s(decode, uncached) <= cost_s:
             return None, "decode is sooner"
         return pool.states[row].lease.instance, "prefill apart"
-
-
-def room(pool: Pool, num_blocks: int) -> NDArray[np.bool_]:
-    """[num_workers] Which have free blocks and slots for a request. A worker without any takes whatever fits into its pool."""
-    used, requests = pool.features[ACTIVE_BLOCKS], pool.features[ACTIVE_REQUESTS]
-    fits: NDArray[np.bool_] = used * (requests > 0) + num_blocks <= pool.num_blocks
-    fits &= requests < pool.max_requests
-    return fits
 
 
 def longest(runs: Runs) -> int:

@@ -6,13 +6,13 @@ holders. Events of a source carry epoch and sequence: a gap makes it DEGRADED un
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from services.router.table import make_table
 from shared.kv.hashing import split
 from shared.messages.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent, KvEventBatch, KvSnapshot
 from shared.types import KEY_BYTES, Tier
@@ -21,12 +21,10 @@ MAX_BUFFERED = 4096
 """Batches kept while a snapshot is fetched. More: the snapshot is asked for again."""
 MAX_BLOCKS_PER_BATCH = 65_536
 
-CHUNK = 32
-CHUNK_OF_KEYS = struct.Struct("16s" * CHUNK)
-"""Splits so many keys at once, six times as fast as slicing them."""
 FEW_BITS = 8
 """So many holders are looked up one by one."""
-MAX_MASKS = 65_536
+MAX_SETS = 65_536
+"""Sets of holders that may be numbered before those out of use are forgotten."""
 
 Runs = list[tuple[int, int]]
 SourceState = Literal["EXACT", "DEGRADED"]
@@ -37,6 +35,18 @@ class Holder(NamedTuple):
 
     source: str
     tier: Tier
+
+
+class Lengths(NamedTuple):
+    """The leading run of one prompt at each holder, and where it lies in memory."""
+
+    by_bit: NDArray[np.int32]
+    address: int
+
+    @classmethod
+    def zeros(cls, count: int) -> Lengths:
+        by_bit = np.zeros(count, dtype=np.int32)
+        return cls(by_bit, by_bit.ctypes.data)
 
 
 class Source:
@@ -56,12 +66,17 @@ class PrefixIndex:
     """All operations are O(1) a block."""
 
     def __init__(self) -> None:
-        self._holders: dict[bytes, int] = {}
+        self._table = make_table()
+        """Block → number of its set of holders."""
+        self._sets: list[int] = [0]
+        """Number → bits of the holders."""
+        self._numbers: dict[int, int] = {0: 0}
+        """The other way round."""
+        self._max_sets = MAX_SETS
+        self._lengths = Lengths.zeros(1)
         self._sources: dict[str, Source] = {}
         self._by_bit: list[Holder | None] = []
         self._free_bits: list[int] = []
-        self._masks: dict[int, int] = {}
-        """Each set of holders once: blocks held by the same share one object, and comparing it is comparing an address."""
         self.version = 0
         """Changes when a holder gets or gives back its bit."""
         self.num_rejected = 0
@@ -69,38 +84,34 @@ class PrefixIndex:
 
     def __len__(self) -> int:
         """Distinct blocks."""
-        return len(self._holders)
+        return len(self._table)
 
     # -- look-up -------------------------------------------------------------------------------------------------------
     def runs(self, packed_keys: bytes, num_keys: int) -> Runs:
-        """[(holders, length)]: the leading run of the first `num_keys` keys at each holder that has the first; longer runs later.
-
-        Keys behind the first miss are not even split.
-        """
+        """[(holders, length)]: the leading run of the first `num_keys` keys at each holder that has the first; longer runs later."""
         runs: Runs = []
         alive = -1
         length = 0
-        get = self._holders.get
-        for at in range(0, num_keys, CHUNK):
-            chunk = packed_keys[at * KEY_BYTES : min(at + CHUNK, num_keys) * KEY_BYTES]
-            keys = CHUNK_OF_KEYS.unpack(chunk) if len(chunk) == CHUNK_OF_KEYS.size else split(chunk, KEY_BYTES)
-            for bits in map(get, keys):
-                if bits != alive:
-                    bits = alive & bits if bits else 0
-                    if length and bits != alive:
-                        runs.append((alive & ~bits, length))
-                    if not bits:
-                        return runs
-                    alive = bits
-                length += 1
+        for number, end in self._table.runs(packed_keys, num_keys):
+            bits = alive & self._sets[number]
+            if bits != alive:
+                if length:
+                    runs.append((alive & ~bits, length))
+                if not bits:
+                    return runs
+                alive = bits
+            length = end
         if length:
             runs.append((alive, length))
         return runs
 
-    def lengths(self, runs: Runs) -> NDArray[np.int32]:
-        """Run lengths by bit; one 0 more at the end, for a holder that has no bit."""
+    def lengths(self, runs: Runs) -> Lengths:
+        """Run lengths by bit; one 0 more at the end, for a holder that has no bit. Good until the next call."""
         num_bits = len(self._by_bit)
-        lengths = np.zeros(num_bits + 1, dtype=np.int32)
+        if len(self._lengths.by_bit) != num_bits + 1:
+            self._lengths = Lengths.zeros(num_bits + 1)
+        lengths = self._lengths.by_bit
+        lengths.fill(0)
         for bits, length in runs:
             if bits.bit_count() > FEW_BITS:
                 packed = np.frombuffer(bits.to_bytes((num_bits + 7) // 8, "little"), dtype=np.uint8)
@@ -110,7 +121,7 @@ class PrefixIndex:
                 low = bits & -bits
                 lengths[low.bit_length() - 1] = length
                 bits ^= low
-        return lengths
+        return self._lengths
 
     def bit(self, name: str | None, tier: Tier) -> int:
         """Of a holder, as a place in `lengths`. Good until `version` changes."""
@@ -119,17 +130,17 @@ class PrefixIndex:
 
     def overlap(self, keys: Sequence[bytes]) -> dict[Holder, int]:
         """Length of the leading run of `keys` at every holder that has the first."""
-        lengths = self.lengths(self.runs(b"".join(keys), len(keys)))
+        lengths = self.lengths(self.runs(b"".join(keys), len(keys))).by_bit
         return {holder: int(lengths[bit]) for bit, holder in enumerate(self._by_bit) if holder is not None and lengths[bit]}
 
     def holds(self, key: bytes) -> bool:
         """Whether anybody has the block."""
-        return key in self._holders
+        return bool(self._table.get(key)[0])
 
     # -- events --------------------------------------------------------------------------------------------------------
     def apply(self, batch: KvEventBatch) -> bool:
         """Take a batch. False: the source is DEGRADED now (or still), and a snapshot of it is needed."""
-        if sum(len(event.block_keys) for event in batch.events if not isinstance(event, BlocksCleared)) > MAX_BLOCKS_PER_BATCH * KEY_BYTES:
+        if not is_sane(batch.events):
             self.num_rejected += 1
             return True
         source = self._source(batch.source)
@@ -157,6 +168,9 @@ class PrefixIndex:
         """Replace what is known of a source by its snapshot, then apply the batches that came meanwhile. False: one of them is missing."""
         source = self._source(name)
         first = pages[0]
+        if not all(is_sane(page.entries) for page in pages):
+            self.num_rejected += 1
+            return False
         if first.epoch < source.epoch or any(page.epoch != first.epoch for page in pages):
             return False
         self._clear(source)
@@ -177,7 +191,6 @@ class PrefixIndex:
             for bit in source.bits.values():
                 self._by_bit[bit] = None
                 self._free_bits.append(bit)
-            self._masks.clear()
             self.version += 1
 
     def state_of(self, name: str) -> SourceState | None:
@@ -210,33 +223,46 @@ class PrefixIndex:
         for event in events:
             match event:
                 case BlocksStored():
-                    self._store(source, event.tier, split(event.block_keys, KEY_BYTES))
+                    self._store(source, event.tier, event.block_keys)
                 case BlocksRemoved():
                     self._remove(source, event.tier, split(event.block_keys, KEY_BYTES))
                 case BlocksCleared():
                     self._clear(source)
 
-    def _store(self, source: Source, tier: Tier, keys: list[bytes]) -> None:
-        mask, holders, one = 1 << self._bit(source, tier), self._holders, self._masks.setdefault
-        get = holders.get
-        if len(self._masks) > MAX_MASKS:
-            self._masks.clear()
-            one = self._masks.setdefault
-        for key in keys:
-            bits = get(key, 0) | mask
-            holders[key] = one(bits, bits)
-        source.keys[tier].update(keys)
+    def _store(self, source: Source, tier: Tier, packed: bytes) -> None:
+        mask = 1 << self._bit(source, tier)
+        source.keys[tier].update(split(packed, KEY_BYTES))
+        self._change(packed, lambda bits: bits | mask)
 
     def _remove(self, source: Source, tier: Tier, keys: Iterable[bytes]) -> None:
-        mask, held, holders = 1 << self._bit(source, tier), source.keys[tier], self._holders
-        for key in keys:
-            if key in held:
-                held.remove(key)
-                rest = holders[key] & ~mask
-                if rest:
-                    holders[key] = self._masks.setdefault(rest, rest)
-                else:
-                    del holders[key]
+        mask = ~(1 << self._bit(source, tier))
+        held = source.keys[tier].intersection(keys)
+        source.keys[tier] -= held
+        self._change(b"".join(held), lambda bits: bits & mask)
+
+    def _change(self, packed: bytes, change: Callable[[int], int]) -> None:
+        """Give the blocks other sets of holders."""
+        before = self._table.get(packed)
+        after = {number: self._number(change(self._sets[number])) for number in set(before)}
+        self._table.set(packed, [after[number] for number in before])
+        if len(self._sets) > self._max_sets:
+            self._forget_sets()
+
+    def _number(self, bits: int) -> int:
+        number = self._numbers.get(bits)
+        if number is None:
+            number = self._numbers[bits] = len(self._sets)
+            self._sets.append(bits)
+        return number
+
+    def _forget_sets(self) -> None:
+        """Number the sets that are in use anew."""
+        self._max_sets = 2**62
+        self._table, self._sets, self._numbers = make_table(), [0], {0: 0}
+        for source in self._sources.values():
+            for tier, keys in source.keys.items():
+                self._store(source, tier, b"".join(keys))
+        self._max_sets = max(MAX_SETS, 2 * len(self._sets))
 
     def _clear(self, source: Source) -> None:
         for tier, keys in source.keys.items():
@@ -253,3 +279,9 @@ class PrefixIndex:
             source.keys[tier] = set()
             self.version += 1
         return bit
+
+
+def is_sane(events: Sequence[KvEvent]) -> bool:
+    """Whole keys, and not more of them than any source would send at once."""
+    lengths = [len(event.block_keys) for event in events if not isinstance(event, BlocksCleared)]
+    return sum(lengths) <= MAX_BLOCKS_PER_BATCH * KEY_BYTES and not any(length % KEY_BYTES for length in lengths)

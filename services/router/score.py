@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from services.router.load import ACTIVE_REQUESTS, NUM_FEATURES, Floats, Pool
+from services.router.load import Floats, Pool
 from shared.types import InstanceId
 
 MAX_WEIGHT = 1e6
@@ -67,13 +66,3 @@ class View(NamedTuple):
             for row in order.tolist()
             if np.isfinite(self.scores[row])
         ]
-
-
-def score(weights: Floats, features: Floats, is_open: NDArray[np.bool_], window: float) -> Floats:
-    """[num_workers] Lower is better; infinite for who is not open, or has more than `window` × the mean of the open ones' requests, + 1."""
-    assert weights.shape == (NUM_FEATURES,)
-    requests = features[ACTIVE_REQUESTS]
-    mean = float(requests @ is_open) / float(np.count_nonzero(is_open))
-    scores = weights @ features
-    scores[~(is_open & (requests <= mean * window + 1))] = np.inf
-    return scores

@@ -1,0 +1,138 @@
+"""The vectorised part of a decision: who has room, what each has, the scores, the lowest. In C, with numpy as its reference."""
+
+from __future__ import annotations
+
+import ctypes
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.router.index import Lengths, PrefixIndex
+from services.router.kernel import KERNEL, CPool
+from services.router.load import ACTIVE_BLOCKS, ACTIVE_REQUESTS, LOAD, NUM_FEATURES, UNCACHED, Floats, Pool
+
+WINDOW = 1.25
+"""Overlap counts only at workers with at most so many times the mean load (and one request more): a hot prefix spreads."""
+TIE = 1e-9
+
+Blocks = NDArray[np.int32]
+
+
+class Holding:
+    """A pool, and which bit of the index stands for what each of its workers can reach, as of one version of the index."""
+
+    def __init__(self, pool: Pool, index: PrefixIndex) -> None:
+        leases = [state.lease for state in pool.states]
+        self.pool = pool
+        self.version = index.version
+        self.device = np.array([index.bit(lease.instance, "device") for lease in leases], dtype=np.int64)
+        self.dram = np.array([index.bit(lease.host, "dram") for lease in leases], dtype=np.int64)
+        self.ssd = np.array([index.bit(lease.host, "ssd") for lease in leases], dtype=np.int64)
+        arrays = (pool.features, pool.num_blocks, pool.max_requests, pool.queued_tokens, pool.tokens_per_s, pool.last_sent_s)
+        self._c = CPool(len(leases), *(array.ctypes.data for array in (*arrays, self.device, self.dram, self.ssd)))
+        self.address = ctypes.addressof(self._c)
+        self.scratch: Floats = np.empty((NUM_FEATURES + 1, len(leases)))
+        self.to_scratch = self.scratch.ctypes.data
+
+    def device_blocks(self, lengths: Lengths) -> Blocks:
+        """[num_workers] Leading blocks in each worker's own pool."""
+        return lengths.by_bit[self.device]
+
+    def held_blocks(self, lengths: Lengths) -> Blocks:
+        """[num_workers] Leading blocks there or on its host."""
+        return np.maximum(np.maximum(lengths.by_bit[self.device], lengths.by_bit[self.dram]), lengths.by_bit[self.ssd])
+
+    def held_at(self, lengths: Lengths, row: int) -> int:
+        """Leading blocks at one worker or on its host."""
+        return int(max(lengths.by_bit[self.device[row]], lengths.by_bit[self.dram[row]], lengths.by_bit[self.ssd[row]]))
+
+
+class Vector(NamedTuple):
+    """Weights of the features, and where they lie in memory."""
+
+    values: Floats
+    address: int
+
+
+class Choice(NamedTuple):
+    """`row` -1: nobody has room."""
+
+    row: int
+    features: Floats
+    """[num_features, num_workers]"""
+    scores: Floats
+    """[num_workers] Infinite: no room, or outside the load window."""
+
+
+class Chooser(ABC):
+    """Among equal scores, where nothing was sent for longest; among those, by `random` (64 bits)."""
+
+    @abstractmethod
+    def decode(
+        self, at: Holding, weights: Vector, lengths: Lengths, expected: Blocks | None, prompt_blocks: float, need_blocks: int, random: int
+    ) -> Choice:
+        """`lengths` is of PrefixIndex.lengths; `expected` [num_workers]: blocks that will soon be there, by similarity."""
+
+    @abstractmethod
+    def prefill(self, at: Holding, lengths: Lengths, num_tokens: int, random: int) -> tuple[int, float]:
+        """The worker where the prompt is computed soonest, and in how many seconds."""
+
+
+class NumpyChooser(Chooser):
+    """The reference."""
+
+    def decode(
+        self, at: Holding, weights: Vector, lengths: Lengths, expected: Blocks | None, prompt_blocks: float, need_blocks: int, random: int
+    ) -> Choice:
+        pool, features = at.pool, at.pool.features.copy()
+        used, requests = features[ACTIVE_BLOCKS], features[ACTIVE_REQUESTS]
+        is_open = (used * (requests > 0) + need_blocks <= pool.num_blocks) & (requests < pool.max_requests)
+        scores = np.full(len(requests), np.inf)
+        if not is_open.any():
+            return Choice(-1, features, scores)
+        held = at.held_blocks(lengths)
+        features[UNCACHED] = prompt_blocks - (held if expected is None else np.maximum(held, expected))
+        features[LOAD] = held - at.device_blocks(lengths)
+        is_open &= requests <= requests[is_open].mean() * WINDOW + 1
+        scores[is_open] = (weights.values @ features)[is_open]
+        return Choice(_pick(pool, scores, random), features, scores)
+
+    def prefill(self, at: Holding, lengths: Lengths, num_tokens: int, random: int) -> tuple[int, float]:
+        pool = at.pool
+        costs_s = (pool.queued_tokens + num_tokens - at.held_blocks(lengths) * pool.block_size) / pool.tokens_per_s
+        row = _pick(pool, costs_s, random)
+        return row, float(costs_s[row])
+
+
+class KernelChooser(Chooser):
+    """One call a pool."""
+
+    def __init__(self, kernel: ctypes.CDLL) -> None:
+        self._choose, self._choose_prefill = kernel.choose, kernel.choose_prefill
+
+    def decode(
+        self, at: Holding, weights: Vector, lengths: Lengths, expected: Blocks | None, prompt_blocks: float, need_blocks: int, random: int
+    ) -> Choice:
+        soon = None if expected is None else expected.ctypes.data
+        row = self._choose(
+            at.address, weights.address, lengths.address, soon, prompt_blocks, need_blocks, WINDOW, TIE, random, at.to_scratch
+        )
+        out = at.scratch.copy()
+        return Choice(row, out[:NUM_FEATURES], out[NUM_FEATURES])
+
+    def prefill(self, at: Holding, lengths: Lengths, num_tokens: int, random: int) -> tuple[int, float]:
+        row = self._choose_prefill(at.address, lengths.address, num_tokens, at.pool.block_size, TIE, random, at.to_scratch)
+        return row, float(at.scratch[0, row])
+
+
+def _pick(pool: Pool, scores: Floats, random: int) -> int:
+    best = np.flatnonzero(scores <= scores.min() + TIE)
+    sent = pool.last_sent_s[best]
+    best = best[sent <= sent.min()]
+    return int(best[random % len(best)])
+
+
+def make_chooser() -> Chooser:
+    return NumpyChooser() if KERNEL is None else KernelChooser(KERNEL)
