@@ -7,6 +7,7 @@ import importlib
 from collections.abc import Sequence
 
 BENCHES = {
+    "router": "the routing decision and the index: time by prompt, workers, blocks, sketches",
     "stack": "what the whole stack costs: first token and tokens per second on the simulated engine",
     "kv": "KV store: handoff between processes, tiers",
     "context": "sessions that return after their blocks left the device pool",

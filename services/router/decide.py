@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from services.router.choose import Holding, Vector, make_chooser
 from services.router.config import Disaggregation
 from services.router.index import Lengths, PrefixIndex, Runs
 from services.router.load import Loads, Pool, WorkerState
 from services.router.score import Candidate, View, Weights
+from services.router.similarity import Neighbour, SimilarityIndex
+from services.router.sketch import Sketch, Sketcher
 from shared.messages.request import GenerateRequest
 from shared.types import InstanceId
 
@@ -17,7 +23,20 @@ SMALL_REST_BUDGETS = 2
 """Less than so many prefill budgets left to compute: decode does it itself."""
 WORTH_ASKING_TOKENS = 128
 """The index may lag behind the stores by some milliseconds: for shorter prompts, asking a store costs more than it may save."""
+MUCH_TOKENS = 256
+"""Similarity is asked if so much of a prompt is cached nowhere."""
 DEFAULT_STEP_MS = 20.0
+
+
+class Hint(NamedTuple):
+    """What similarity said. Without sketches it was not asked: little stayed uncovered, or too little of the prompt is its own."""
+
+    sketches: Sequence[Sketch] = ()
+    version: int = 0
+    neighbour: Neighbour | None = None
+
+
+NO_HINT = Hint()
 
 
 class Decision(NamedTuple):
@@ -38,6 +57,7 @@ class Decision(NamedTuple):
     """Why prefill was, or was not, put apart."""
     num_known_blocks: int
     """Longest leading run that anybody holds."""
+    hint: Hint
     view: View
 
     @property
@@ -49,7 +69,12 @@ class Decider:
     """Reads the index and the loads; writes nothing. Ties are broken by `rng`."""
 
     def __init__(
-        self, index: PrefixIndex, loads: Loads, disaggregation: Disaggregation, rng: random.Random, weights: Weights | None = None
+        self,
+        index: PrefixIndex,
+        loads: Loads,
+        disaggregation: Disaggregation,
+        rng: random.Random,
+        similarity: SimilarityIndex | None = None,
     ) -> None:
         self._index = index
         self._loads = loads
@@ -57,7 +82,9 @@ class Decider:
         self._rng = rng
         self._chooser = make_chooser()
         self._holding: dict[tuple[str, str], Holding] = {}
-        self.use(weights or Weights())
+        self.similarity = similarity
+        self.sketcher = Sketcher()
+        self.use(Weights())
 
     def use(self, weights: Weights) -> None:
         """From now on. Raises ValueError if they make no sense; the last good ones stay."""
@@ -74,7 +101,10 @@ class Decider:
         runs = self._index.runs(request.block_keys, (num_tokens - 1) // block_size)
         lengths = self._index.lengths(runs)
         holding = self._holding_of("decode", pool, request.model)
-        choice = self._chooser.decode(holding, self._weights, lengths, None, num_tokens / block_size, num_blocks, self._rng.getrandbits(63))
+        hint = self._hint(request, longest(runs), block_size)
+        choice = self._chooser.decode(
+            holding, self._weights, lengths, expected_blocks(hint, pool), num_tokens / block_size, num_blocks, self._rng.getrandbits(63)
+        )
         if choice.row < 0:
             return None
         state, overlap = pool.states[choice.row], holding.held_at(lengths, choice.row)
@@ -91,6 +121,7 @@ class Decider:
             num_blocks=num_blocks,
             reason=reason,
             num_known_blocks=longest(runs),
+            hint=hint,
             view=View(pool, choice.features, choice.scores),
         )
 
@@ -98,6 +129,14 @@ class Decider:
         """Whether any decode worker of the model is there at all, with a pool that the prompt fits."""
         pool = self._loads.pool("decode", model)
         return num_tokens // pool.block_size + 1 <= pool.largest
+
+    def _hint(self, request: GenerateRequest, num_known: int, block_size: int) -> Hint:
+        """Prompts like this one, if much of it is cached nowhere."""
+        if self.similarity is None or request.num_tokens - num_known * block_size < MUCH_TOKENS:
+            return NO_HINT
+        sketches = self.sketcher.sketch(request.token_ids, request.block_keys, block_size)
+        neighbour = self.similarity.find(request.partition, request.model, sketches, request.block_keys, num_known)
+        return Hint(sketches, self.sketcher.version, neighbour)
 
     def _holding_of(self, role: str, pool: Pool, model: str) -> Holding:
         holding = self._holding.get((role, model))
@@ -120,6 +159,16 @@ class Decider:
         if self._disaggregation == "auto" and decode_s(decode, uncached) <= cost_s:
             return None, "decode is sooner"
         return pool.states[row].lease.instance, "prefill apart"
+
+
+def expected_blocks(hint: Hint, pool: Pool) -> NDArray[np.int32] | None:
+    """[num_workers] Blocks that a neighbour's worker is about to hold; None: nothing is known to come."""
+    row = pool.row.get(hint.neighbour.prompt.decode_worker) if hint.neighbour is not None else None
+    if hint.neighbour is None or row is None:
+        return None
+    expected = np.zeros(len(pool.states), dtype=np.int32)
+    expected[row] = hint.neighbour.num_blocks
+    return expected
 
 
 def longest(runs: Runs) -> int:

@@ -157,27 +157,71 @@ int64_t choose_prefill(const Pool *p, const int32_t *lengths, double num_tokens,
 }
 
 // -- similarity -------------------------------------------------------------------------------------------------------
-static inline uint64_t mix(uint64_t x) {
-    x ^= x >> 32, x *= 0xd6e8feb86659fd93ull, x ^= x >> 32, x *= 0xd6e8feb86659fd93ull;
+static inline uint64_t shingle(const uint32_t *t) {
+    uint64_t x = (t[0] + 1ull) * 0x9E3779B97F4A7C15ull + t[1] * 0xC2B2AE3D27D4EB4Full + t[2] * 0x165667B19E3779F9ull;
+    x = (x ^ x >> 32) * 0xd6e8feb86659fd93ull;
+    x = (x ^ x >> 32) * 0xd6e8feb86659fd93ull;
     return x ^ x >> 32;
 }
 
+// Add each shingle's weight to the lanes (a byte each) whose bit is set in its hash; at most 17 shingles, so that no lane overflows.
+#define AT_ONCE 17
+#ifdef __AVX2__
+#include <immintrin.h>
+static inline void add_lanes(uint8_t *narrow, const uint64_t *hashes, const uint8_t *weights, int64_t n) {
+    const __m256i bit = _mm256_set1_epi64x((long long)0x8040201008040201ull);
+    const __m256i low = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+    const __m256i high = _mm256_add_epi8(low, _mm256_set1_epi8(4));
+    __m256i first = _mm256_setzero_si256(), second = first;
+    for (int64_t i = 0; i < n; i++) {
+        const __m256i words = _mm256_set1_epi64x((long long)hashes[i]), weight = _mm256_set1_epi8((char)weights[i]);
+        __m256i is_set = _mm256_cmpeq_epi8(_mm256_and_si256(_mm256_shuffle_epi8(words, low), bit), bit);
+        first = _mm256_add_epi8(first, _mm256_and_si256(is_set, weight));
+        is_set = _mm256_cmpeq_epi8(_mm256_and_si256(_mm256_shuffle_epi8(words, high), bit), bit);
+        second = _mm256_add_epi8(second, _mm256_and_si256(is_set, weight));
+    }
+    _mm256_storeu_si256((__m256i *)narrow, first);
+    _mm256_storeu_si256((__m256i *)(narrow + 32), second);
+}
+#else
+static uint64_t spread[256];  // a byte's bits, each in a byte of its own
+
+__attribute__((constructor)) static void fill_spread(void) {
+    for (int byte = 0; byte < 256; byte++)
+        for (int bit = 0; bit < 8; bit++) spread[byte] |= (uint64_t)(byte >> bit & 1) << (8 * bit);
+}
+
+static inline void add_lanes(uint8_t *narrow, const uint64_t *hashes, const uint8_t *weights, int64_t n) {
+    uint64_t lanes[8] = {0};
+    for (int64_t i = 0; i < n; i++)
+        for (int j = 0; j < 8; j++) lanes[j] += spread[hashes[i] >> (8 * j) & 255] * weights[i];
+    memcpy(narrow, lanes, 64);
+}
+#endif
+
 // SimHash of the shingles of 3 tokens that begin at `first` or later, at each of `ends` (ascending, counted in tokens).
-// weights: [65536] by the top 16 bits of a shingle's hash. num_weighted: shingles of a weight above 0 up to each end.
+// weights: [65536] of 0 to 15, by the top 16 bits of a shingle's hash. num_weighted: shingles of a weight above 0 up to each end.
 void simhash(const uint32_t *tokens, int64_t first, const int64_t *ends, int64_t num_ends, const uint8_t *weights, uint64_t *sketches,
              int64_t *num_weighted) {
     int32_t lanes[64] = {0};
-    int64_t weighted = 0, at = first;
+    int64_t weighted = 0, total = 0, at = first;
     for (int64_t e = 0; e < num_ends; e++) {
-        for (; at + 3 <= ends[e]; at++) {
-            uint64_t h = mix(mix(mix(tokens[at] + 1ull) + tokens[at + 1]) + tokens[at + 2]);
-            int32_t weight = weights[h >> 48];
-            weighted += weight > 0;
-            h = mix(h);
-            for (int j = 0; j < 64; j++) lanes[j] += ((h >> j) & 1) ? weight : -weight;
+        while (at + 3 <= ends[e]) {
+            uint64_t hashes[AT_ONCE];
+            uint8_t some[AT_ONCE], narrow[64];
+            int64_t n = ends[e] - 2 - at < AT_ONCE ? ends[e] - 2 - at : AT_ONCE;
+            for (int64_t i = 0; i < n; i++) hashes[i] = shingle(tokens + at + i);
+            for (int64_t i = 0; i < n; i++) {
+                some[i] = weights[hashes[i] >> 48];
+                weighted += some[i] > 0;
+                total += some[i];
+            }
+            add_lanes(narrow, hashes, some, n);
+            for (int j = 0; j < 64; j++) lanes[j] += narrow[j];
+            at += n;
         }
         uint64_t sketch = 0;
-        for (int j = 0; j < 64; j++) sketch |= (uint64_t)(lanes[j] > 0) << j;
+        for (int j = 0; j < 64; j++) sketch |= (uint64_t)(2 * lanes[j] > total) << j;
         sketches[e] = sketch;
         num_weighted[e] = weighted;
     }
