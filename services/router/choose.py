@@ -48,6 +48,10 @@ class Holding:
         """Leading blocks at one worker or on its host."""
         return int(max(lengths.by_bit[self.device[row]], lengths.by_bit[self.dram[row]], lengths.by_bit[self.ssd[row]]))
 
+    def fast_at(self, lengths: Lengths, row: int) -> int:
+        """Leading blocks that are in memory there."""
+        return int(max(lengths.by_bit[self.device[row]], lengths.by_bit[self.dram[row]]))
+
 
 class Vector(NamedTuple):
     """Weights of the features, and where they lie in memory."""

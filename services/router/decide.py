@@ -17,7 +17,7 @@ from services.router.score import Candidate, View, Weights
 from services.router.similarity import Neighbour, SimilarityIndex
 from services.router.sketch import Sketch, Sketcher
 from shared.messages.request import GenerateRequest
-from shared.types import InstanceId
+from shared.types import HostId, InstanceId
 
 SMALL_REST_BUDGETS = 2
 """Less than so many prefill budgets left to compute: decode does it itself."""
@@ -57,6 +57,10 @@ class Decision(NamedTuple):
     """Why prefill was, or was not, put apart."""
     num_known_blocks: int
     """Longest leading run that anybody holds."""
+    num_fast_blocks: int
+    """Leading blocks in the memory of the decode worker or its host."""
+    sources: list[HostId]
+    """Other hosts that hold the longest run."""
     hint: Hint
     view: View
 
@@ -121,6 +125,8 @@ class Decider:
             num_blocks=num_blocks,
             reason=reason,
             num_known_blocks=longest(runs),
+            num_fast_blocks=holding.fast_at(lengths, choice.row),
+            sources=self._index.hosts(runs) if longest(runs) > overlap else [],
             hint=hint,
             view=View(pool, choice.features, choice.scores),
         )

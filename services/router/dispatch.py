@@ -145,6 +145,8 @@ class Dispatcher:
         self._telemetry.count("router_routed", reason=decision.reason)
         self._telemetry.count("router_prompt_tokens", request.num_tokens)
         self._telemetry.count("router_overlap_tokens", decision.num_overlap_tokens)
+        if decision.hint.sketches:
+            self._telemetry.count("router_similar", outcome="none" if decision.hint.neighbour is None else "found")
         self._telemetry.observe("router_queue_seconds", queue_s)
         end_ns = self._telemetry.now_ns()
         self._telemetry.span(
@@ -158,6 +160,7 @@ class Dispatcher:
             num_overlap_tokens=decision.num_overlap_tokens,
             num_uncached_tokens=decision.num_uncached_tokens,
             num_known_blocks=decision.num_known_blocks,
+            similar_blocks=decision.hint.neighbour.num_blocks if decision.hint.neighbour else 0,
             candidates=" ".join(map(str, decision.candidates)),
         )
 

@@ -23,6 +23,7 @@ MAX_BLOCKS_PER_BATCH = 65_536
 
 FEW_BITS = 8
 """So many holders are looked up one by one."""
+MAX_SOURCES = 4
 MAX_SETS = 65_536
 """Sets of holders that may be numbered before those out of use are forgotten."""
 
@@ -122,6 +123,12 @@ class PrefixIndex:
                 lengths[low.bit_length() - 1] = length
                 bits ^= low
         return self._lengths
+
+    def hosts(self, runs: Runs) -> list[str]:
+        """Whose stores hold the longest run."""
+        bits = runs[-1][0] if runs else 0
+        holders = (holder for bit, holder in enumerate(self._by_bit) if bits >> bit & 1)
+        return [holder.source for holder in holders if holder is not None and holder.tier != "device"][:MAX_SOURCES]
 
     def bit(self, name: str | None, tier: Tier) -> int:
         """Of a holder, as a place in `lengths`. Good until `version` changes."""

@@ -16,9 +16,12 @@ from services.router.config import RouterConfig
 from services.router.decide import Decider, Decision
 from services.router.dispatch import Dispatcher
 from services.router.index import PrefixIndex
+from services.router.kernel import KERNEL
 from services.router.load import Booking, Loads
 from services.router.queue import Waiting, WaitingQueue
 from services.router.routes import Routes
+from services.router.settings import Settings
+from services.router.similarity import SimilarityIndex
 from services.router.sync import IndexSync
 from shared.attempts import Attempts
 from shared.bus.base import Bus, Consumer, Delivery, Message, Subscription
@@ -54,9 +57,11 @@ class RouterService(Service):
         self.index = PrefixIndex()
         self.loads = Loads()
         self.queue = WaitingQueue()
-        self._decider = Decider(self.index, self.loads, config.disaggregation, random.Random())
+        self.similarity = SimilarityIndex()
+        self._decider = Decider(self.index, self.loads, config.disaggregation, random.Random(), self.similarity)
+        self._settings = Settings(bus, self.subjects, telemetry, self._decider, self.similarity)
         self._sync = IndexSync(bus, self.subjects, telemetry, self.index, self.spawn)
-        self._routes = Routes(bus, self.subjects, telemetry, self.loads, instance)
+        self._routes = Routes(bus, self.subjects, telemetry, self.loads, self.similarity, self._settings, instance)
         self._dispatcher = Dispatcher(
             bus, self.subjects, telemetry, self.fleet, self.loads, instance, self.spawn, self._requeue, self._routes.announce
         )
@@ -71,6 +76,10 @@ class RouterService(Service):
         self.spawn(self.attempts.follow(self._on_cancel), "cancels")
         self.spawn(self._follow_loads(await self.bus.subscribe(self.subjects.load_event("*"))), "loads")
         self.spawn(self._routes.follow(await self.bus.subscribe(self.subjects.route_event("*"))), "routes")
+        self.spawn(self._settings.follow(), "settings")
+        self.spawn(self._settings.renew(), "terms")
+        if KERNEL is None:
+            self.telemetry.count("router_without_kernel")
         self.fleet.on_change(self._on_lease)
         await self.bus.serve(self.subjects.router(self.instance, "index"), self._describe_index)
         await self.bus.on_dead_letter(self.subjects.stream("prefill"), self._dispatcher.dead_letter)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import random
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,17 +13,18 @@ import pytest
 
 from services.router.config import RouterConfig
 from services.router.service import RouterService
-from shared.bus.base import Bus
+from shared.bus.base import Bus, Message
 from shared.config import ServiceConfig
 from shared.errors import QueueFull
-from shared.messages.codec import encode
-from shared.messages.kv import BlocksStored, KvEventBatch
+from shared.messages.codec import decode, encode
+from shared.messages.fleet import ModelCard
+from shared.messages.kv import BlocksStored, KvEventBatch, KvPrefetch, KvSnapshot
 from shared.messages.request import GenerateRequest
 from shared.messages.session import Finish
 from shared.messages.subjects import Subjects
 from shared.service import mint_instance, run_service
 from shared.telemetry import NullTelemetry
-from shared.types import RequestClass
+from shared.types import RequestClass, pack_tokens
 from tests.conftest import Buses
 from tests.support.fake_delivery import make_request
 from tests.support.played_gateway import PlayedGateway
@@ -350,3 +352,79 @@ async def test_garbage_is_dropped_and_counted(rig: Rig) -> None:
     await until(lambda: counted(router, "malformed_messages") == 5)
     await rig.submit()
     await until(lambda: len(worker.tasks) == 2)
+
+
+def prompt_of(count: int) -> bytes:
+    return pack_tokens(random.Random(1).choices(range(49_152), k=count))
+
+
+async def test_who_looks_alike_follows_before_the_blocks_are_known(rig: Rig) -> None:
+    """Nobody holds a block yet, the loads are equal: only the Route of the first tells where others should go."""
+    workers = [await rig.worker(max_num_seqs=64, num_blocks=4096) for _ in range(4)]
+    routers = [await rig.router(), await rig.router()]
+    for router in routers:
+        await known(router, *workers)
+    await rig.submit(800, token_ids=prompt_of(800))
+    await until(lambda: ids(*workers) and all(len(router.similarity) for router in routers))
+    [first] = [worker for worker in workers if worker.tasks]
+    for _ in range(4):
+        await first.ends(*[task.request for task in first.tasks])
+        await until(lambda: all(router.loads.workers[first.instance].num_requests == 0 for router in routers))
+        request = await rig.submit(800, token_ids=prompt_of(800))
+        await until(lambda request=request: request.request_id in ids(*workers))
+    assert len(first.tasks) == 5
+
+
+async def test_weights_are_read_and_nonsense_is_refused(rig: Rig) -> None:
+    plain, holder = await rig.worker(), await rig.worker(held=b"".join(KEYS[:4]))
+    router = await rig.router()
+    await known(router, plain, holder)
+    await until(lambda: len(router.index) == 4)
+    bucket = await rig.bus.bucket(rig.subjects.bucket("config"))
+    await bucket.put("planner.weights", b'{"uncached_blocks": -1.0}')
+    await until(lambda: router._decider._weights.values[0] == -1.0)
+    for bad in (b'{"uncached_blocks": 1e300}', b'{"uncached_blocks": NaN}', b'{"unknown": 1}', b"\xff", b'{"latency_s": "x"}'):
+        before = counted(router, "router_bad_settings")
+        await bucket.put("planner.weights", bad)
+        await until(lambda before=before: counted(router, "router_bad_settings") > before)
+    await bucket.put("router.terms", b"garbage")
+    await until(lambda: counted(router, "router_bad_settings") == 6)
+    await rig.submit(100)
+    await until(lambda: plain.tasks or holder.tasks)
+    assert plain.tasks, "the last good weights stay"
+
+
+async def test_one_router_writes_the_terms_and_all_take_them(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.router.settings.LOOK_S", 0.05)
+    monkeypatch.setattr("services.router.settings.MIN_PROMPTS", 3)
+    routers = [await rig.router(), await rig.router()]
+    for router in routers:
+        for number in range(16):
+            router._settings.see(make_request(number, list(range(number, 400))))
+    for router in routers:
+        await until(lambda router=router: router.similarity.version >= 1)
+    assert len({router.similarity.version for router in routers}) == 1
+    assert counted(routers[0], "router_bad_settings") == 0
+
+
+async def test_the_chosen_host_is_told_what_will_be_wanted(rig: Rig) -> None:
+    """Its SSD has the blocks: they may climb while the request queues."""
+    worker = await rig.worker(host="12345678")
+    router = await rig.router()
+    await known(router, worker)
+    bucket = await rig.bus.bucket(rig.subjects.bucket("config"))
+    card = ModelCard("m", bytes(32), "/m", 16, 2048, 100, [0], "exact", "float32", "0" * 16, 1)
+    await bucket.put(f"model.{MODEL}", encode(card))
+    await until(lambda: MODEL in router._settings.model_digests)
+    stored = KvSnapshot("12345678", 1, 0, [BlocksStored("ssd", b"", b"".join(KEYS[:5]))])
+    assert router.index.install("12345678", [stored])
+    wanted: list[KvPrefetch] = []
+
+    async def prefetch(message: Message) -> bytes:
+        wanted.append(decode(KvPrefetch, message.payload))
+        return b""
+
+    await rig.bus.serve(rig.subjects.kv("12345678", "prefetch"), prefetch)
+    await rig.submit(100)
+    await until(lambda: wanted)
+    assert wanted[0].block_keys == b"".join(KEYS[:5])

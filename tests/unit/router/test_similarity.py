@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 
 from services.router import sketch as sketches
 from services.router.similarity import Remembered, SimilarityIndex, common_blocks, pack_sketches, unpack_sketches
-from services.router.sketch import NUM_BUCKETS, WHOLE, Sketch, Sketcher, Terms, ends_of, simhash
+from services.router.sketch import NUM_BUCKETS, WHOLE, Sketch, Sketcher, Terms, ends_of, shingle_hashes, simhash
+from services.router.terms import TermCounts
 from shared.types import pack_tokens
 
 TENANT, OTHER, MODEL = "a" * 16, "b" * 16, "0" * 16
@@ -117,3 +119,31 @@ def test_sketches_over_the_wire() -> None:
     for bad in ([1], [0, 2**64], [-1, 5]):
         with pytest.raises(ValueError, match=r"sketches|argument"):
             unpack_sketches(bad)
+
+
+def chain(*names: str) -> bytes:
+    """Keys of a chain: each names all before it."""
+    return b"".join(hashlib.md5("/".join(names[: end + 1]).encode()).digest() for end in range(len(names)))
+
+
+def test_blocks_that_many_chains_share_are_hot_and_long_conversations_are_not() -> None:
+    counts = TermCounts()
+    for number in range(9):
+        counts.see(b"", chain("system", "tools", f"question {number}"))
+    talk = ["system", "tools", "talk"]
+    for turn in range(30):
+        talk.append(f"turn {turn}")
+        counts.see(b"", chain(*talk))
+    hot = counts.snapshot(1).hot
+    assert {hot[at : at + 16] for at in range(0, len(hot), 16)} == {chain("system")[:16], chain("system", "tools")[16:]}
+
+
+def test_what_every_prompt_has_weighs_nothing() -> None:
+    counts, common = TermCounts(), tokens(1, 50)
+    for seed in range(50):
+        counts.see(pack_tokens(common + tokens(seed + 10, 200)), b"")
+    terms = counts.snapshot(3)
+    assert (terms.version, terms.num_prompts) == (3, 50)
+    buckets = (shingle_hashes(pack_tokens(common)) >> np.uint64(48)).astype(np.int64)
+    assert {terms.weights[bucket] for bucket in buckets.tolist()} == {0}
+    assert max(terms.weights) == 15
