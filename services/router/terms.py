@@ -63,7 +63,7 @@ class TermCounts:
             self._blocks.popitem(last=False)
 
     def snapshot(self, version: int) -> Terms:
-        """Rare shingles weigh 15, those of every prompt 0."""
+        """Rare shingles weigh 15, those of every prompt 0. Needs at least one prompt."""
         rarity = np.log((self.num_prompts + 1) / (self._prompts_with + 1)) / np.log(self.num_prompts + 1)
         weights = np.rint(rarity * MAX_WEIGHT).astype(np.uint8)
         hot = [key for key, block in self._blocks.items() if block.num_chains > HOT_CHAINS]
