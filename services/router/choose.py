@@ -13,8 +13,9 @@ from services.router.index import Lengths, PrefixIndex
 from services.router.kernel import KERNEL, CPool
 from services.router.load import ACTIVE_BLOCKS, ACTIVE_REQUESTS, LOAD, NUM_FEATURES, UNCACHED, Floats, Pool
 
-WINDOW = 1.25
-"""Overlap counts only at workers with at most so many times the mean load (and one request more): a hot prefix spreads."""
+WINDOW, SLACK = 1.1, 2.0
+"""Overlap counts only at workers with at most WINDOW times the mean load, and SLACK requests more: a hot prefix spreads. Under little load
+the slack lets a conversation stay where its blocks are."""
 TIE = 1e-9
 
 Blocks = NDArray[np.int32]
@@ -99,7 +100,7 @@ class NumpyChooser(Chooser):
         held = at.held_blocks(lengths)
         features[UNCACHED] = prompt_blocks - (held if expected is None else np.maximum(held, expected))
         features[LOAD] = held - at.device_blocks(lengths)
-        is_open &= requests <= requests[is_open].mean() * WINDOW + 1
+        is_open &= requests <= requests[is_open].mean() * WINDOW + SLACK
         scores[is_open] = (weights.values @ features)[is_open]
         return Choice(_pick(pool, scores, random), features, scores)
 
@@ -121,7 +122,7 @@ class KernelChooser(Chooser):
     ) -> Choice:
         soon = None if expected is None else expected.ctypes.data
         row = self._choose(
-            at.address, weights.address, lengths.address, soon, prompt_blocks, need_blocks, WINDOW, TIE, random, at.to_scratch
+            at.address, weights.address, lengths.address, soon, prompt_blocks, need_blocks, WINDOW, SLACK, TIE, random, at.to_scratch
         )
         out = at.scratch.copy()
         return Choice(row, out[:NUM_FEATURES], out[NUM_FEATURES])

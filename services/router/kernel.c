@@ -125,7 +125,7 @@ static int64_t pick(const double *scores, const double *last_sent_s, int64_t n, 
 
 // out: [NUM_FEATURES + 1][n], the features of this request and the scores. -1: nobody has room.
 int64_t choose(const Pool *p, const double *weights, const int32_t *lengths, const int32_t *expected, double prompt_blocks,
-               double need_blocks, double window, double tie, uint64_t random, double *out) {
+               double need_blocks, double window, double slack, double tie, uint64_t random, double *out) {
     int64_t n = p->n, open = 0;
     double *scores = out + NUM_FEATURES * n, sum = 0;
     memcpy(out, p->features, sizeof(double) * (size_t)(NUM_FEATURES * n));
@@ -137,7 +137,7 @@ int64_t choose(const Pool *p, const double *weights, const int32_t *lengths, con
         sum += has_room ? requests[i] : 0;
     }
     if (!open) return -1;
-    double limit = sum / (double)open * window + 1;
+    double limit = sum / (double)open * window + slack;
     for (int64_t i = 0; i < n; i++) {
         int32_t held = held_by(p, lengths, i), hoped = expected && expected[i] > held ? expected[i] : held;
         out[UNCACHED * n + i] = prompt_blocks - hoped;

@@ -15,7 +15,7 @@ SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "table_get": (None, [POINTER, ctypes.c_char_p, INT, POINTER]),
     "table_set": (ctypes.c_int, [POINTER, ctypes.c_char_p, INT, POINTER]),
     "table_runs": (INT, [POINTER, ctypes.c_char_p, INT, POINTER, POINTER]),
-    "choose": (INT, [POINTER, POINTER, POINTER, POINTER, DOUBLE, DOUBLE, DOUBLE, DOUBLE, UNSIGNED, POINTER]),
+    "choose": (INT, [POINTER, POINTER, POINTER, POINTER, DOUBLE, DOUBLE, DOUBLE, DOUBLE, DOUBLE, UNSIGNED, POINTER]),
     "choose_prefill": (INT, [POINTER, POINTER, DOUBLE, DOUBLE, DOUBLE, UNSIGNED, POINTER]),
     "simhash": (None, [ctypes.c_char_p, INT, POINTER, INT, POINTER, POINTER, POINTER]),
 }

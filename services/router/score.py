@@ -16,13 +16,18 @@ NUM_TOLD = 4
 
 
 class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of the features of a candidate, in their order. The default is the classic cost: uncached prefill + active decode, in blocks."""
+    """Of the features of a candidate, in their order.
 
-    uncached_blocks: float = 1.0
+    The default is the classic cost in blocks (uncached prefill + what is active), with two changes that the scenarios ask for. Computing a
+    block again costs everybody behind it: it weighs twice what queues. Active blocks weigh a tenth: decoding holds up a prompt far less
+    than prompts do.
+    """
+
+    uncached_blocks: float = 2.0
     load_blocks: float = 0.0
     """Blocks that its host holds and its own pool does not."""
     queued_blocks: float = 1.0
-    active_blocks: float = 1.0
+    active_blocks: float = 0.1
     active_requests: float = 0.0
     memory_used: float = 0.0
     """Share of the device pool."""

@@ -159,8 +159,8 @@ def test_a_decision_tells_what_it_weighed() -> None:
     rig.hold(A, 2)
     decision = rig.decide(160)
     rig.loads.book("later", A, Booking(99, 99, 1.0))
-    assert [(candidate.worker, candidate.score) for candidate in decision.candidates] == [(A, 4.0), (B, 10.0)]
-    assert str(decision.candidates[0]) == f"{A}:4.0(uncached_blocks=4 load_blocks=4)"
+    assert [(candidate.worker, candidate.score) for candidate in decision.candidates] == [(A, 8.0), (B, 20.0)]
+    assert str(decision.candidates[0]) == f"{A}:8.0(uncached_blocks=4 load_blocks=4)"
     assert decision.num_known_blocks == 6
 
 

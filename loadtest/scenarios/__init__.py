@@ -1,0 +1,1 @@
+"""Routing policies against one another in virtual time: the router's own index, loads and choice, over simulated workers."""

@@ -1,0 +1,95 @@
+"""python -m loadtest.scenarios [--trace FILE…] [--seed N] [--json]
+
+shared-prefix  150 groups of 5 requests: 6,000 shared tokens and 1,200 of their own, at the rate where random routing saturates
+nothing-shared 750 prompts of 7,200 tokens
+hot-prefix     one prefix of 2,000 tokens for all, at ten times what one worker can take
+trace          with --trace: text traces (a session a file), beside what one cache of the same total size would have reused
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from loadtest.scenarios.fleet import Outcome, Shape, Simulation, oracle_reuse
+from loadtest.scenarios.policies import POLICIES
+from loadtest.scenarios.workload import Prompt, from_traces, hot_prefix, nothing_shared, shared_prefix
+
+LOAD = 0.7
+"""Of the capacity, where nothing is asked about saturation."""
+
+
+class Row(msgspec.Struct, frozen=True):
+    name: str
+    value: float
+    unit: str
+
+
+def capacity(prompts: list[Prompt], shape: Shape, seed: int, policy: str = "random") -> float:
+    """Requests a second at which a policy's prefill queues stop being stable, from what it computes at leisure."""
+    reuse = Simulation(policy, prompts, 0.5, shape, seed).run().reuse
+    mean_s = sum(prompt.num_tokens for prompt in prompts) / len(prompts) * (1 - reuse) / shape.prefill_tokens_per_s + shape.step_s
+    return shape.num_workers / mean_s
+
+
+def compare(prompts: list[Prompt], rate: float, shape: Shape, seed: int) -> dict[str, Outcome]:
+    return {policy: Simulation(policy, prompts, rate, shape, seed).run() for policy in POLICIES}
+
+
+def measure(seed: int, traces: Sequence[Path]) -> tuple[dict[str, dict[str, Outcome]], list[Row]]:
+    """Every scenario by policy, and what the bars are about."""
+    shape, wide = Shape(), Shape(num_workers=16)
+    shared, cold, hot = shared_prefix(seed), nothing_shared(seed), hot_prefix(seed)
+    tables = {
+        "shared-prefix": compare(shared, capacity(shared, shape, seed), shape, seed),
+        "nothing-shared": compare(cold, LOAD * capacity(cold, shape, seed), shape, seed),
+        "hot-prefix": compare(hot, 10 * capacity(hot, Shape(num_workers=1), seed, "exact"), wide, seed),
+    }
+    shares, none = tables["shared-prefix"], tables["nothing-shared"]
+    ours = shares["exact+similarity"].ttft_p90_s
+    rows = [
+        Row("shared_ttft_p90_random_over_ours", shares["random"].ttft_p90_s / ours, "x"),
+        Row("shared_ttft_p90_least_loaded_over_ours", shares["least-loaded"].ttft_p90_s / ours, "x"),
+        Row("nothing_shared_ttft_p90_ours_over_least_loaded", none["exact+similarity"].ttft_p90_s / none["least-loaded"].ttft_p90_s, "x"),
+        Row("hot_prefix_max_over_mean", tables["hot-prefix"]["exact+similarity"].balance, "x"),
+    ]
+    if traces:
+        prompts = from_traces(traces)
+        tables["trace"] = compare(prompts, LOAD * capacity(prompts, shape, seed), shape, seed)
+        rows.append(Row("trace_reuse_over_oracle", tables["trace"]["exact+similarity"].reuse / oracle_reuse(prompts, shape), "x"))
+    return tables, rows
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.scenarios", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--trace", nargs="+", type=Path, default=[], metavar="FILE")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(argv)
+    try:
+        tables, rows = measure(options.seed, options.trace)
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    if options.json:
+        print(msgspec.json.encode({"scenarios": tables, "rows": rows}).decode())
+        return 0
+    for name, table in tables.items():
+        print(f"{name:<18}{'TTFT p50':>10}{'p90':>9}{'p99':>9}{'reuse':>9}{'balance':>9}")
+        for policy, found in table.items():
+            print(
+                f"  {policy:<16}{found.ttft_p50_s:>9.2f}s{found.ttft_p90_s:>8.2f}s{found.ttft_p99_s:>8.2f}s"
+                f"{found.reuse:>9.1%}{found.balance:>9.2f}"
+            )
+    print("\n".join(f"{row.name:<50}{row.value:>8.2f} {row.unit}" for row in rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""The scenarios in small: everything ends, the same seed gives the same, and policies differ as they must."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from loadtest.scenarios import __main__ as command
+from loadtest.scenarios.fleet import Cache, Shape, Simulation, oracle_reuse
+from loadtest.scenarios.policies import POLICIES
+from loadtest.scenarios.workload import from_traces, nothing_shared, shared_prefix
+from tests.unit.loadtest.test_similarity import words, write
+
+KEYS = [bytes([number]) * 16 for number in range(10)]
+
+
+def test_suffixes_leave_the_cache_before_their_parents() -> None:
+    cache = Cache(4)
+    assert cache.store(KEYS[:3]) == (KEYS[:3], [])
+    assert cache.store(KEYS[5:7])[1] == [KEYS[2]]
+    assert (cache.overlap(KEYS[:3]), cache.overlap(KEYS[5:7]), cache.overlap(KEYS[8:])) == (2, 2, 0)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_request_ends_and_a_seed_is_a_run(policy: str) -> None:
+    prompts = shared_prefix(3, num_groups=10, group_size=4, prefix_tokens=600, question_tokens=100)
+    first, again = (Simulation(policy, prompts, 20.0, Shape(), 5).run() for _ in range(2))
+    assert first.num_requests == 40
+    assert msgspec.structs.replace(first, policy="") == msgspec.structs.replace(again, policy="")
+
+
+def test_affinity_reuses_more_than_chance_and_no_more_than_the_oracle() -> None:
+    prompts = shared_prefix(3, num_groups=20, group_size=5, prefix_tokens=1600, question_tokens=160)
+    shape = Shape(num_blocks=2000)
+    reuse = {policy: Simulation(policy, prompts, 5.0, shape, 5).run().reuse for policy in ("random", "exact", "exact+similarity")}
+    assert reuse["random"] + 0.1 < reuse["exact"] <= oracle_reuse(prompts, shape) + 0.02
+    assert reuse["exact+similarity"] >= reuse["exact"] - 0.02
+
+
+def test_nothing_is_reused_where_nothing_is_shared() -> None:
+    assert Simulation("exact", nothing_shared(1, 20, 300), 5.0, Shape(), 5).run().reuse == 0
+
+
+def test_a_sessions_next_prompt_waits_for_its_answer(tmp_path: Path) -> None:
+    text = words(1, 300)
+    path = write(tmp_path / "a.jsonl", text, text + " more", text + " more and more")
+    outcome = Simulation("exact", from_traces([path]), 1000.0, Shape(), 5).run()
+    assert outcome.num_requests == 3
+    assert outcome.reuse > 0.6
+
+
+def test_a_bad_trace_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "compare", lambda *_: {})
+    monkeypatch.setattr(command, "measure", lambda _seed, traces: from_traces(traces))
+    assert command.main(["--trace", str(tmp_path / "absent")]) == 2
+    assert "absent" in capsys.readouterr().err
