@@ -226,3 +226,11 @@ void simhash(const uint32_t *tokens, int64_t first, const int64_t *ends, int64_t
         num_weighted[e] = weighted;
     }
 }
+
+// Slots of the codes within `most` bits of `code`, at most `room` of them.
+int64_t near(const uint64_t *codes, int64_t n, uint64_t code, int64_t most, int64_t room, int64_t *slots) {
+    int64_t found = 0;
+    for (int64_t i = 0; i < n && found < room; i++)
+        if (__builtin_popcountll(codes[i] ^ code) <= most) slots[found++] = i;
+    return found;
+}

@@ -17,6 +17,7 @@ SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "table_runs": (INT, [POINTER, ctypes.c_char_p, INT, POINTER, POINTER]),
     "choose": (INT, [POINTER, POINTER, POINTER, POINTER, DOUBLE, DOUBLE, DOUBLE, DOUBLE, DOUBLE, UNSIGNED, POINTER]),
     "choose_prefill": (INT, [POINTER, POINTER, DOUBLE, DOUBLE, DOUBLE, UNSIGNED, POINTER]),
+    "near": (INT, [POINTER, INT, UNSIGNED, INT, INT, POINTER]),
     "simhash": (None, [ctypes.c_char_p, INT, POINTER, INT, POINTER, POINTER, POINTER]),
 }
 

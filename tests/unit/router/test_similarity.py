@@ -8,6 +8,7 @@ import random
 import numpy as np
 import pytest
 
+from services.router import similarity
 from services.router import sketch as sketches
 from services.router.similarity import Remembered, SimilarityIndex, common_blocks, pack_sketches, unpack_sketches
 from services.router.sketch import NUM_BUCKETS, WHOLE, Sketch, Sketcher, Terms, ends_of, shingle_hashes, simhash
@@ -65,6 +66,13 @@ def test_a_span_with_little_of_its_own_does_not_qualify() -> None:
     keys = b"".join(bytes([number]) * 16 for number in range(50))
     spans = [sketch.span for sketch in Sketcher(terms(hot=keys)).sketch(pack_tokens(tokens(1, 850)), keys, 16)]
     assert spans == [], "800 tokens are hot, 50 remain"
+
+
+@pytest.fixture(params=["kernel", "faiss"], autouse=True)
+def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test of the index runs over the kernel's scan, and over FAISS's own search."""
+    if request.param == "faiss":
+        monkeypatch.setattr(similarity, "KERNEL", None)
 
 
 def test_only_neighbours_that_add_blocks() -> None:
