@@ -9,9 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from services.router.index import Lengths, PrefixIndex
+from services.router.index import PrefixIndex
 from services.router.kernel import KERNEL, CPool
 from services.router.load import ACTIVE_BLOCKS, ACTIVE_REQUESTS, LOAD, NUM_FEATURES, UNCACHED, Floats, Pool
+from services.router.source import Lengths
 
 WINDOW, SLACK = 1.1, 2.0
 """Overlap counts only at workers with at most WINDOW times the mean load, and SLACK requests more: a hot prefix spreads. Under little load

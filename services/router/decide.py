@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from services.router.choose import Holding, Vector, make_chooser
 from services.router.config import Disaggregation
-from services.router.index import Lengths, PrefixIndex, Runs
+from services.router.index import PrefixIndex
 from services.router.load import Loads, Pool, WorkerState
 from services.router.score import Candidate, View, Weights
 from services.router.similarity import Neighbour, SimilarityIndex
 from services.router.sketch import Sketch, Sketcher
+from services.router.source import Lengths, Runs
 from shared.messages.request import GenerateRequest
 from shared.types import HostId, InstanceId
 

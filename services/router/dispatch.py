@@ -11,7 +11,9 @@ from typing import Any
 import msgspec
 
 from services.router.decide import Decision
+from services.router.index import PrefixIndex
 from services.router.load import Loads
+from services.router.miss import miss_reason
 from services.router.queue import Waiting
 from shared.bus.base import Bus
 from shared.errors import BusClosed, BusError, MalformedMessage, RequestError, WorkerLost
@@ -41,6 +43,7 @@ class Dispatcher:
         telemetry: Telemetry,
         fleet: Fleet,
         loads: Loads,
+        index: PrefixIndex,
         instance: InstanceId,
         spawn: Spawn,
         requeue: Callable[[Waiting], None],
@@ -51,6 +54,7 @@ class Dispatcher:
         self._telemetry = telemetry
         self._fleet = fleet
         self._loads = loads
+        self._index = index
         self._instance = instance
         self._spawn = spawn
         self._requeue = requeue
@@ -145,6 +149,9 @@ class Dispatcher:
         self._telemetry.count("router_routed", reason=decision.reason)
         self._telemetry.count("router_prompt_tokens", request.num_tokens)
         self._telemetry.count("router_overlap_tokens", decision.num_overlap_tokens)
+        miss = miss_reason(request, decision, self._index)
+        if miss:
+            self._telemetry.count("router_miss_tokens", decision.num_uncached_tokens, reason=miss)
         if decision.hint.sketches:
             self._telemetry.count("router_similar", outcome="none" if decision.hint.neighbour is None else "found")
         self._telemetry.observe("router_queue_seconds", queue_s)
@@ -161,6 +168,8 @@ class Dispatcher:
             num_uncached_tokens=decision.num_uncached_tokens,
             num_known_blocks=decision.num_known_blocks,
             similar_blocks=decision.hint.neighbour.num_blocks if decision.hint.neighbour else 0,
+            miss=miss,
+            diverged_at=decision.num_overlap_tokens if miss == "diverged" else -1,
             candidates=" ".join(map(str, decision.candidates)),
         )
 

@@ -7,11 +7,10 @@ holders. Events of a source carry epoch and sequence: a gap makes it DEGRADED un
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from services.router.source import Holder, Lengths, Runs, Source, SourceState
 from services.router.table import make_table
 from shared.kv.hashing import split
 from shared.messages.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent, KvEventBatch, KvSnapshot
@@ -23,44 +22,10 @@ MAX_BLOCKS_PER_BATCH = 65_536
 
 FEW_BITS = 8
 """So many holders are looked up one by one."""
+MAX_GONE = 65_536
 MAX_SOURCES = 4
 MAX_SETS = 65_536
 """Sets of holders that may be numbered before those out of use are forgotten."""
-
-Runs = list[tuple[int, int]]
-SourceState = Literal["EXACT", "DEGRADED"]
-
-
-class Holder(NamedTuple):
-    """A tier of a source."""
-
-    source: str
-    tier: Tier
-
-
-class Lengths(NamedTuple):
-    """The leading run of one prompt at each holder, and where it lies in memory."""
-
-    by_bit: NDArray[np.int32]
-    address: int
-
-    @classmethod
-    def zeros(cls, count: int) -> Lengths:
-        by_bit = np.zeros(count, dtype=np.int32)
-        return cls(by_bit, by_bit.ctypes.data)
-
-
-class Source:
-    """What the index knows of one event source."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.state: SourceState = "DEGRADED"
-        self.epoch = 0
-        self.sequence = 0
-        self.bits: dict[Tier, int] = {}
-        self.keys: dict[Tier, set[bytes]] = {}
-        self.buffered: list[KvEventBatch] = []
 
 
 class PrefixIndex:
@@ -74,6 +39,8 @@ class PrefixIndex:
         self._numbers: dict[int, int] = {0: 0}
         """The other way round."""
         self._max_sets = MAX_SETS
+        self._gone: dict[bytes, None] = {}
+        """Blocks that were held and are not, the newest last."""
         self._lengths = Lengths.zeros(1)
         self._sources: dict[str, Source] = {}
         self._by_bit: list[Holder | None] = []
@@ -140,9 +107,9 @@ class PrefixIndex:
         lengths = self.lengths(self.runs(b"".join(keys), len(keys))).by_bit
         return {holder: int(lengths[bit]) for bit, holder in enumerate(self._by_bit) if holder is not None and lengths[bit]}
 
-    def holds(self, key: bytes) -> bool:
-        """Whether anybody has the block."""
-        return bool(self._table.get(key)[0])
+    def is_gone(self, key: bytes) -> bool:
+        """Whether somebody had the block, and nobody has it now."""
+        return key in self._gone and not self._table.get(key)[0]
 
     # -- events --------------------------------------------------------------------------------------------------------
     def apply(self, batch: KvEventBatch) -> bool:
@@ -204,6 +171,11 @@ class PrefixIndex:
         source = self._sources.get(name)
         return source.state if source else None
 
+    @property
+    def num_degraded(self) -> int:
+        """Sources whose snapshot is not in."""
+        return sum(source.state == "DEGRADED" for source in self._sources.values())
+
     def num_blocks(self, name: str, tier: Tier) -> int:
         source = self._sources.get(name)
         return len(source.keys.get(tier, ())) if source else 0
@@ -252,8 +224,15 @@ class PrefixIndex:
         before = self._table.get(packed)
         after = {number: self._number(change(self._sets[number])) for number in set(before)}
         self._table.set(packed, [after[number] for number in before])
+        if any(number and not after[number] for number in after):
+            self._note_gone(key for key, number in zip(split(packed, KEY_BYTES), before, strict=True) if number and not after[number])
         if len(self._sets) > self._max_sets:
             self._forget_sets()
+
+    def _note_gone(self, keys: Iterable[bytes]) -> None:
+        self._gone.update(dict.fromkeys(keys))
+        while len(self._gone) > MAX_GONE:
+            del self._gone[next(iter(self._gone))]
 
     def _number(self, bits: int) -> int:
         number = self._numbers.get(bits)

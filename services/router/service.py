@@ -63,7 +63,7 @@ class RouterService(Service):
         self._sync = IndexSync(bus, self.subjects, telemetry, self.index, self.spawn)
         self._routes = Routes(bus, self.subjects, telemetry, self.loads, self.similarity, self._settings, instance)
         self._dispatcher = Dispatcher(
-            bus, self.subjects, telemetry, self.fleet, self.loads, instance, self.spawn, self._requeue, self._routes.announce
+            bus, self.subjects, telemetry, self.fleet, self.loads, self.index, instance, self.spawn, self._requeue, self._routes.announce
         )
         self._consumers: list[Consumer] = []
         self._asking: set[asyncio.Task[None]] = set()

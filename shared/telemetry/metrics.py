@@ -92,6 +92,7 @@ ROUTER = (
     _counter("router_dropped", "Requests that left the queue because nobody wants them.", "reason"),
     _counter("router_requeued", "Requests whose task could not be queued at a worker.", "reason"),
     _counter("router_bad_settings", "Weights, terms or cards that made no sense; the last good ones stay.", "kind"),
+    _counter("router_miss_tokens", "Prompt tokens that had to be computed, by why the first of them was not found.", "reason"),
     _counter("router_prefetches", "Hints to a store: blocks that somebody has and it lacks in memory."),
     _counter("router_similar", "Decisions by similarity: asked, and a neighbour that adds blocks was found.", "outcome"),
     _counter("router_without_kernel", "This router runs without a C compiler, on the slower references."),

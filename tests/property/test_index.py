@@ -6,7 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from services.router.index import Holder, PrefixIndex
+from services.router.index import PrefixIndex
+from services.router.source import Holder
 from shared.messages.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvEventBatch, KvSnapshot
 
 NAMES = ("aaaaaaaa", "bbbbbbbb")

@@ -12,9 +12,10 @@ from services.router.config import Disaggregation
 from services.router.decide import Decider
 from services.router.index import PrefixIndex
 from services.router.load import Booking, Loads
+from services.router.miss import miss_reason
 from services.router.score import Weights
 from shared.messages.fleet import EndedRequest, WorkerLease, WorkerLoad
-from shared.messages.kv import BlocksStored, KvSnapshot
+from shared.messages.kv import BlocksStored, KvEventBatch, KvSnapshot
 from tests.support.fake_delivery import make_request
 
 BLOCK = 16
@@ -204,3 +205,27 @@ def test_a_cancel_releases_every_attempt_up_to_it() -> None:
         loads.book(f"x:{epoch}", A, Booking(1, 0, 1.0))
     loads.release_up_to("x", 1)
     assert set(loads.workers[A].bookings) == {"x:2"}
+
+
+def test_every_miss_has_its_reason() -> None:
+    rig = Rig(lease(A), lease(B))
+
+    def reason(num_tokens: int, keys: list[bytes]) -> str:
+        request = make_request(1, list(range(num_tokens)), block_keys=b"".join(keys))
+        decision = rig.decider.decide(request)
+        assert decision is not None
+        return miss_reason(request, decision, rig.index)
+
+    assert reason(10, []) == "shorter_than_block"
+    assert reason(100, KEYS[:6]) == "cold"
+    rig.hold(A, 6)
+    assert reason(100, KEYS[:6]) == ""
+    assert reason(100, [*KEYS[:3], *KEYS[40:43]]) == "diverged"
+    rig.loads.book("busy", A, Booking(250, 4000, 1.0))
+    assert reason(100, KEYS[:6]) == "elsewhere"
+    rig.loads.release("busy")
+    rig.index.drop(A)
+    assert reason(100, KEYS[:6]) == "evicted"
+    rig.hold(B, 6)
+    assert not rig.index.apply(KvEventBatch(B, "worker", MODEL, 1, 9, []))
+    assert reason(100, KEYS[10:16]) == "stale_index"
