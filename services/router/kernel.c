@@ -229,8 +229,18 @@ void simhash(const uint32_t *tokens, int64_t first, const int64_t *ends, int64_t
 
 // Slots of the codes within `most` bits of `code`, at most `room` of them.
 int64_t near(const uint64_t *codes, int64_t n, uint64_t code, int64_t most, int64_t room, int64_t *slots) {
-    int64_t found = 0;
-    for (int64_t i = 0; i < n && found < room; i++)
-        if (__builtin_popcountll(codes[i] ^ code) <= most) slots[found++] = i;
+    int64_t found = 0, at = 0;
+    for (; at + 8 <= n && found + 8 <= room; at += 8) {  // eight at once, because hardly ever one is near
+        int nearest = 64;
+        for (int j = 0; j < 8; j++) {
+            int bits = __builtin_popcountll(codes[at + j] ^ code);
+            nearest = bits < nearest ? bits : nearest;
+        }
+        if (nearest > most) continue;
+        for (int j = 0; j < 8; j++)
+            if (__builtin_popcountll(codes[at + j] ^ code) <= most) slots[found++] = at + j;
+    }
+    for (; at < n && found < room; at++)
+        if (__builtin_popcountll(codes[at] ^ code) <= most) slots[found++] = at;
     return found;
 }

@@ -66,7 +66,7 @@ class Sketcher:
         spans, ends, to_ends = ends_of(min(len(packed_tokens) // 4, MAX_TOKENS))
         first = self._num_hot(packed_keys) * block_size
         if KERNEL is not None:
-            KERNEL.simhash(packed_tokens, first, to_ends, len(ends), self._to_weights, self._to_codes, self._to_counts)
+            KERNEL.simhash(packed_tokens, first, to_ends, len(spans), self._to_weights, self._to_codes, self._to_counts)
             codes, counts = self._codes.tolist(), self._counts.tolist()
         else:
             codes, counts = simhash(packed_tokens, first, ends.tolist(), self._weights)
