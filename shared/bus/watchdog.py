@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
+
+log = logging.getLogger(__name__)
 
 PING_S = 0.5
 """How often the server is asked for a sign of life."""
@@ -25,7 +28,7 @@ class Watchdog:
         self._is_connected = is_connected
         self._heard = heard
         self._deaf = deaf
-        self._unanswered: list[asyncio.Future[float]] = []
+        self._unanswered: set[asyncio.Future[float]] = set()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -48,15 +51,20 @@ class Watchdog:
         while True:
             await asyncio.sleep(PING_S)
             if self._is_connected():
-                await self._round()
+                try:
+                    await self._round()
+                except Exception:  # without a watchdog the link clock stands still, and nobody would ever be found dead
+                    log.exception("a round of the NATS watchdog failed")
 
     async def _round(self) -> None:
         pong = asyncio.ensure_future(self._ping())
-        self._unanswered.append(pong)  # never cancelled on a live link: nats-py's read loop dies of an answer to a cancelled ping
+        self._unanswered.add(pong)  # never cancelled on a live link: nats-py's read loop dies of an answer to a cancelled ping
         done, _ = await asyncio.wait({pong}, timeout=DEAF_S)
+        if pong.cancelled():
+            return  # by `forget`: the link that was asked is gone, and its follower not to blame
         if done:
-            self._unanswered.remove(pong)
-            if not pong.cancelled() and pong.exception() is None:
+            self._unanswered.discard(pong)
+            if pong.exception() is None:
                 self._heard()
                 return
         if self._is_connected():

@@ -84,3 +84,27 @@ async def test_nothing_is_asked_while_the_link_is_down(link: Link, dog: Watchdog
     await dog.stop()
     await dog.stop()
     assert link.num_pings == 0
+
+
+async def test_a_ping_that_was_under_way_when_the_link_was_made_anew_neither_cuts_it_nor_ends_the_watch(link: Link, dog: Watchdog) -> None:
+    link.answers = False
+    dog.start()
+    await until(lambda: link.num_pings == 1)
+    link.answers = True
+    dog.forget()
+    await until(lambda: link.num_heard >= 2)
+    await dog.stop()
+    assert link.num_cut == 0
+
+
+async def test_it_outlives_a_round_that_fails(link: Link, caplog: pytest.LogCaptureFixture) -> None:
+    def heard() -> None:
+        link.heard()
+        if link.num_heard == 1:
+            raise RuntimeError("a bug")
+
+    dog = Watchdog(link.ping, lambda: link.is_up, heard, link.cut)
+    dog.start()
+    await until(lambda: link.num_heard >= 3)
+    await dog.stop()
+    assert "a round of the NATS watchdog failed" in caplog.text
