@@ -1,6 +1,6 @@
 """Which attempts of requests may still be worked on: cancels are remembered, and a doubtful attempt is asked about.
 
-JetStream only redelivers; the gateway alone decides (DESIGN 4.7). Used by routers and workers.
+JetStream only redelivers; the gateway alone decides. Used by routers and workers.
 """
 
 from __future__ import annotations
@@ -75,13 +75,20 @@ class Attempts:
         """Whether a cancel that we heard covers this attempt by `instance`."""
         return epoch <= self._epochs.get(request_id, (0.0, -1))[1] or (request_id, epoch, instance) in self._instances
 
-    async def may_run(self, request: GenerateRequest, delivery: Delivery, instance: InstanceId) -> bool:
-        """Whether to work on a request or task that has just been delivered."""
+    def known(self, request: GenerateRequest, delivery: Delivery, instance: InstanceId) -> bool | None:
+        """Whether to work on a request or task that has just been delivered. None: the gateway must be asked (`may_run`)."""
         if self.is_cancelled(request.request_id, request.epoch, instance):
             return False
         is_young = self._monotonic() - self._born_s < YOUNG_S
         if delivery.num_delivered == 1 and delivery.age_s <= DOUBTFUL_AGE_S and not is_young:
             return True
+        return None
+
+    async def may_run(self, request: GenerateRequest, delivery: Delivery, instance: InstanceId) -> bool:
+        """`known`, or what the gateway says."""
+        known = self.known(request, delivery, instance)
+        if known is not None:
+            return known
         wanted = await self.is_wanted(request)
         return wanted and not self.is_cancelled(request.request_id, request.epoch, instance)
 

@@ -12,6 +12,11 @@ UNKNOWN_MS_PER_TOKEN = 5.0
 """Of a small CPU. Too much costs a wait for blocks that are on their way anyway, too little computes what was about to arrive."""
 
 
+def may_load(job: Job) -> bool:
+    """False: nobody holds any of it, and nobody was to hand it over."""
+    return job.task.may_be_held or job.task.num_prefilled_tokens > 0
+
+
 async def load_prefix(job: Job, kv: KvClient, block_size: int, ms_per_token: float, telemetry: Telemetry) -> LoadResult:
     """Fill the job's blocks from the store as far as it goes, at most to the token before the last. Blocks that are under way are waited
     for no longer than computing them takes. What prefill had handed over and did not come is counted by reason."""

@@ -14,7 +14,7 @@ import msgspec
 from services.decode.budget import PrefillBudget
 from services.decode.config import DecodeConfig
 from services.decode.job import Job, State
-from services.decode.loading import load_prefix
+from services.decode.loading import load_prefix, may_load
 from services.decode.scheduler import DecodeScheduler
 from shared.bus.base import Bus, Delivery, Message, Subscription
 from shared.engine.batch import Batch
@@ -93,6 +93,9 @@ class DecodeService(WorkerService[Job, DecodeTask]):
             self._finishing.pop(job.sequence.key, None)
             await self._forget(job, "cancelled")
         for job in self.scheduler.place():
+            if not may_load(job):
+                self.scheduler.loaded(job, 0)
+                continue
             job.beside = self.spawn(self._load_prefix(job), "load")
             job.beside.add_done_callback(partial(self._load_ended, job))
 

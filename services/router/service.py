@@ -125,9 +125,16 @@ class RouterService(Service):
                 log.warning("a request was dropped: %s", error)
                 await delivery.term()
                 continue
-            task = self.spawn(self._consider(request, delivery), "consider")
-            self._asking.add(task)
-            task.add_done_callback(self._asking.discard)
+            waiting = Waiting(request, delivery, time.monotonic())
+            if self._dispatcher.redelivered(waiting):
+                continue
+            may_run = self.attempts.known(request, delivery, self.instance)
+            if may_run is not None:
+                await self._settle(waiting, may_run)
+            else:
+                task = self.spawn(self._ask(waiting), "ask")
+                self._asking.add(task)
+                task.add_done_callback(self._asking.discard)
             self._pull_or_pause()
 
     def _pull_or_pause(self) -> None:
@@ -138,17 +145,17 @@ class RouterService(Service):
             else:
                 consumer.resume()
 
-    async def _consider(self, request: GenerateRequest, delivery: Delivery) -> None:
+    async def _ask(self, waiting: Waiting) -> None:
         """Redelivered, old, or early in our life: the gateway is asked whether the attempt is wanted."""
-        waiting = Waiting(request, delivery, time.monotonic())
-        if self._dispatcher.redelivered(waiting):
-            return
-        if await self.attempts.may_run(request, delivery, self.instance):
+        await self._settle(waiting, await self.attempts.may_run(waiting.request, waiting.delivery, self.instance))
+
+    async def _settle(self, waiting: Waiting, may_run: bool) -> None:
+        if may_run:
             self.queue.add(waiting)
             self._wake.set()
         else:
             self.telemetry.count("router_dropped", reason="not_wanted")
-            await acknowledge(delivery)
+            await acknowledge(waiting.delivery)
 
     # -- the loop --------------------------------------------------------------------------------------------------------
     async def _run(self) -> None:

@@ -98,7 +98,8 @@ class PullLoop(ABC, Generic[T]):
             finally:
                 self._waiters.remove(waiter)
         taken = self._ready.popleft()
-        self._kick.set()
+        if self._num_wanted():
+            self._kick.set()
         return taken
 
     def pause(self) -> None:
@@ -166,10 +167,17 @@ class PullLoop(ABC, Generic[T]):
                 del self._requests[token]
                 self._wire.counts["pull_lost"] += 1
 
-    async def _ask(self) -> None:
+    def _num_wanted(self) -> int:
+        """How many to ask for now; 0 until half the window is free."""
         num_asked = sum(int(left) for left, _ in self._requests.values())
         num_wanted = self._window - num_asked - len(self._ready)
         if self._is_paused or num_wanted < (1 if num_asked == 0 else max(1, self._window // 2)):
+            return 0
+        return num_wanted
+
+    async def _ask(self) -> None:
+        num_wanted = self._num_wanted()
+        if not num_wanted:
             return
         token = f"{next(self._tokens):x}"
         self._requests[token] = [num_wanted, asyncio.get_running_loop().time() + EXPIRES_S + OVERDUE_S]
@@ -187,7 +195,8 @@ class PullLoop(ABC, Generic[T]):
         if accepted is not None:
             self._ready.append(accepted)
             self._wake()
-        self._kick.set()
+        elif self._num_wanted():
+            self._kick.set()
 
     def _ended(self, token: str, status: str, description: str) -> None:
         """The server ended one request: 404 no messages, 408 expired, 409 for many reasons, 503 no such consumer."""

@@ -103,19 +103,25 @@ class Intake(Generic[T]):
                 log.warning("a task was dropped: %s", error)
                 await delivery.term()
                 continue
-            asking = spawn(self._consider(task, delivery, instance), "consider")
+            may_run = self._attempts.known(task.request, delivery, instance)
+            if may_run is not None:
+                await self._settle(task, delivery, may_run)
+                continue
+            asking = spawn(self._ask(task, delivery, instance), "ask")
             self._asking.add(asking)
             asking.add_done_callback(self._asking.discard)
 
-    async def _consider(self, task: T, delivery: Delivery, instance: InstanceId) -> None:
+    async def _ask(self, task: T, delivery: Delivery, instance: InstanceId) -> None:
         """`wanted` is asked beside the pulling: a gateway that does not answer must not hold up the others' tasks."""
-        request: GenerateRequest = task.request
-        if await self._attempts.may_run(request, delivery, instance):
+        await self._settle(task, delivery, await self._attempts.may_run(task.request, delivery, instance))
+
+    async def _settle(self, task: T, delivery: Delivery, may_run: bool) -> None:
+        if may_run:
             self._take(task, delivery)
-        else:
-            self._telemetry.count("unwanted_attempts", reason="not_wanted")
-            self._dropped(request)
-            await acknowledge(delivery)
+            return
+        self._telemetry.count("unwanted_attempts", reason="not_wanted")
+        self._dropped(task.request)
+        await acknowledge(delivery)
 
 
 async def acknowledge(delivery: Delivery) -> None:

@@ -7,7 +7,6 @@ import logging
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -28,6 +27,7 @@ from shared.telemetry import Telemetry
 from shared.types import InstanceId
 from shared.worker.chain import Chain
 from shared.worker.check import fault_of
+from shared.worker.engine_thread import EngineThread
 from shared.worker.finish import send_finish
 from shared.worker.intake import Intake, acknowledge, keep_in_progress
 from shared.worker.load_report import Ended, report_load
@@ -89,7 +89,7 @@ class WorkerService(Service, Generic[J, T]):
         self._engine_config = engine
         self._engine: Engine | None = None
         self._presence: Presence | None = None
-        self._engine_thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._engine_thread = EngineThread()
         self._reports = Ended()
         self._idle = asyncio.Event()
         self._verbs: list[Subscription] = []
@@ -166,7 +166,7 @@ class WorkerService(Service, Generic[J, T]):
     async def stop(self) -> None:
         """Whatever is left goes back: its gateways see the lease end and submit it again."""
         await self._disappear()
-        await asyncio.get_running_loop().run_in_executor(None, self._engine_thread.shutdown)
+        await asyncio.get_running_loop().run_in_executor(None, self._engine_thread.shut)
         self.engine.close()
 
     async def lease_lost(self) -> None:
@@ -201,7 +201,7 @@ class WorkerService(Service, Generic[J, T]):
 
     async def in_engine(self, work: Callable[..., R], *arguments: Any) -> R:
         """Run `work` in the engine's thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._engine_thread, work, *arguments)
+        return await self._engine_thread.run(work, *arguments)
 
     # -- tasks ---------------------------------------------------------------------------------------------------------------
     def _take(self, task: T, delivery: Delivery) -> None:
