@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import re
 from collections.abc import Awaitable, Callable
@@ -22,10 +20,10 @@ from services.gateway.desk import Desk
 from services.gateway.generation import Generation
 from services.gateway.models import Models
 from services.gateway.openai import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody, parse_body
-from services.gateway.reply import error_body, make_reply
+from services.gateway.reply import Reply, error_body, make_reply
 from services.gateway.schema import openapi
-from services.gateway.sse import PING_S, EventStream
-from shared.errors import BadRequest, BodyTooLarge, NoCapacity, RequestCancelled, RequestError, SlipstreamError
+from services.gateway.sse import EventStream, leaving
+from shared.errors import BadRequest, BodyTooLarge, NoCapacity, RequestError, SlipstreamError
 from shared.telemetry import Telemetry
 
 PUBLIC = frozenset({"/health", "/live"})
@@ -80,26 +78,26 @@ class HttpDoor:
                     self._tenant(request)
                 return await handler(request)
             except SlipstreamError as error:
-                return self._failure(error)
+                return self.failure(error)
 
         return guarded
 
     def _tenant(self, request: Request) -> str:
         return self._keys.tenant(request.headers.get("authorization", ""))
 
-    def _failure(self, error: SlipstreamError) -> Response:
+    def failure(self, error: SlipstreamError) -> Response:
         headers = {}
         if isinstance(error, RequestError) and error.retry_after_s is not None:
             headers = {"retry-after": str(max(round(error.retry_after_s), 1)), "retry-after-ms": str(int(error.retry_after_s * 1000))}
         if error.status == 401:
             headers["www-authenticate"] = "Bearer"
-        return respond(self._shown(error), error.status, headers)
+        return respond(self.shown(error), error.status, headers)
 
     async def _no_route(self, request: Request, _error: Exception) -> Response:
         try:
             self._tenant(request)
         except SlipstreamError as error:
-            return self._failure(error)
+            return self.failure(error)
         return respond(error_body(_as_error(404, "not_found", f"there is no {request.method} {request.url.path[:128]}")), 404)
 
     async def _no_method(self, request: Request, _error: Exception) -> Response:
@@ -108,7 +106,7 @@ class HttpDoor:
 
     async def _broken(self, _request: Request, error: Exception) -> Response:
         log.error("a request failed inside the gateway", exc_info=error)
-        return self._failure(_as_error(500, "internal_error", "internal error"))
+        return self.failure(_as_error(500, "internal_error", "internal error"))
 
     async def _body(self, request: Request) -> bytes:
         """At most `max_body`; what is larger is not read to its end."""
@@ -129,49 +127,18 @@ class HttpDoor:
             raise BadRequest(f"unknown parameters: {', '.join(unknown)}", param=unknown[0])
         client = Client(self._tenant(request), self._telemetry.mint_traceparent(request.headers.get("traceparent", "")))
         admitted = await self._desk.admit(body, client)
-        headers = {"traceparent": client.traceparent}
-        if unknown:
-            headers["x-slipstream-ignored"] = ", ".join(unknown)[:1024].encode("ascii", "replace").decode()
-        stack = contextlib.AsyncExitStack()
-        generation = await stack.enter_async_context(self._desk.generation(admitted, body, client, "http"))
-        try:
-            if not body.stream:
-                return await self._whole(request, generation, body, stack, headers)
-            return await self._streamed(request, generation, body, stack, headers)
-        except BaseException as error:
-            await stack.__aexit__(type(error), error, error.__traceback__)
-            raise
+        answer = Answer(self, body, client.traceparent, unknown)
+        opened = self._desk.generation(admitted, body, client, "http")
+        if body.stream:
+            return EventStream(opened, answer)
+        async with opened as generation:
+            reply = answer.reply(generation)
+            with leaving(request.receive, generation.close):
+                async for piece in generation.pieces():
+                    reply.add(piece)
+        return respond(reply.whole(), 200, answer.headers(generation))
 
-    async def _whole(
-        self, request: Request, generation: Generation, body: GenerationBody, stack: contextlib.AsyncExitStack, headers: dict[str, str]
-    ) -> Response:
-        reply = make_reply(generation, body)
-
-        async def collect() -> None:
-            async for piece in generation.pieces():
-                reply.add(piece)
-
-        await until_gone(request, collect())
-        await stack.aclose()
-        return respond(reply.whole(), 200, headers | told(generation))
-
-    async def _streamed(
-        self, request: Request, generation: Generation, body: GenerationBody, stack: contextlib.AsyncExitStack, headers: dict[str, str]
-    ) -> Response:
-        """The status waits for the first result, so that an early failure is a real HTTP error; after PING_S the stream begins anyway."""
-        reply = make_reply(generation, body)
-        pieces = generation.pieces()
-        first: asyncio.Task[Any] = asyncio.ensure_future(anext(pieces))
-        try:
-            await until_gone(request, _settled(first))
-        except BaseException:
-            first.cancel()
-            raise
-        if first.done() and (error := first.exception()) is not None:
-            raise error
-        return EventStream(reply, first, pieces, stack, {**headers, **told(generation)}, self._shown)
-
-    def _shown(self, error: SlipstreamError) -> dict[str, Any]:
+    def shown(self, error: SlipstreamError) -> dict[str, Any]:
         """Count an error; what its client may see of it."""
         self._telemetry.count("http_errors", code=error.code)
         return error_body(error if error.status < 500 or isinstance(error, RequestError | Unsupported) else _hidden(error))
@@ -235,6 +202,24 @@ class HttpDoor:
         raise Unsupported(f"{request.url.path} is not served yet")
 
 
+class Answer:
+    """What is common to an answer's two forms, streamed and whole."""
+
+    def __init__(self, door: HttpDoor, body: GenerationBody, traceparent: str, ignored: list[str]) -> None:
+        self._body = body
+        self._headers = {"traceparent": traceparent}
+        if ignored:
+            self._headers["x-slipstream-ignored"] = ", ".join(ignored)[:1024].encode("ascii", "replace").decode()
+        self.refusal = door.failure
+        self.shown = door.shown
+
+    def reply(self, generation: Generation) -> Reply:
+        return make_reply(generation, self._body)
+
+    def headers(self, generation: Generation) -> dict[str, str]:
+        return self._headers | told(generation)
+
+
 class RequestIds:
     """Every response carries `x-request-id`: the client's if it is harmless, else one of ours."""
 
@@ -255,30 +240,6 @@ class RequestIds:
             await send(message)
 
         await self._app(scope, receive, with_id)
-
-
-async def until_gone(request: Request, work: Awaitable[None]) -> None:
-    """Do `work`, but no longer than the client stays. Raises RequestCancelled when it left."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(request))
-    try:
-        await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise RequestCancelled("the client went away")
-        task.result()
-    finally:
-        for one in (task, gone):
-            one.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _settled(task: asyncio.Task[Any]) -> None:
-    await asyncio.wait([task], timeout=PING_S)
 
 
 def told(generation: Generation) -> dict[str, str]:

@@ -95,14 +95,14 @@ class NatsDoor:
             async for piece in generation.pieces():
                 if body.stream:
                     for chunk in reply.chunks(piece):
-                        await self._bus.publish(message.reply, msgspec.json.encode(chunk))
+                        await self._bus.publish(message.reply, chunk)
                 else:
                     reply.add(piece)
         if not body.stream:
             await self._bus.publish(message.reply, msgspec.json.encode(reply.whole()))
             return
         for chunk in reply.last_chunks():
-            await self._bus.publish(message.reply, msgspec.json.encode(chunk))
+            await self._bus.publish(message.reply, chunk)
         await self._bus.publish(message.reply, b"", headers={"ss-final": "1"})
 
     async def _refuse(self, inbox: str, error: SlipstreamError) -> None:

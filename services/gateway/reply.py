@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
+import msgspec
+
 from services.gateway.generation import Generation, Piece
 from services.gateway.openai import ChatBody, CompletionBody, GenerationBody
 from services.gateway.tokenizer import Tokenizer
@@ -12,6 +14,10 @@ from shared.errors import RequestError, SlipstreamError
 from shared.types import TokenLogprob
 
 Json = dict[str, Any]
+
+encode = msgspec.json.encode
+_MARK = "\0"
+"""Stands for the text in a chunk; no other part of one has it."""
 
 
 def error_body(error: SlipstreamError) -> Json:
@@ -41,26 +47,34 @@ class Reply(ABC):
             "created": generation.started_ns // 1_000_000_000,
             "model": generation.admitted.model.card.name,
         }
-        self._begun: set[int] = set()
+        self._frames: dict[int, tuple[bytes, bytes]] = {}
+        """By choice that has begun: what stands before and behind the text of a chunk that has nothing else to say."""
         num = len(generation.admitted.requests)
         self._texts: list[list[str]] = [[] for _ in range(num)]
         self._reasons: list[str | None] = [None] * num
         self._logprobs: list[list[tuple[int, TokenLogprob]]] = [[] for _ in range(num)]
 
     # -- streams ---------------------------------------------------------------------------------------------------------------
-    def chunks(self, piece: Piece) -> list[Json]:
-        """What to send for a piece; maybe nothing."""
+    def chunks(self, piece: Piece) -> list[bytes]:
+        """What to send for a piece, as JSON; maybe nothing."""
+        frame = self._frames.get(piece.choice)
+        if frame is not None and piece.reason is None and not piece.logprobs and not self._continuous:
+            return [frame[0] + encode(piece.text) + frame[1]] if piece.text else []
         made = []
-        if piece.choice not in self._begun:
-            self._begun.add(piece.choice)
+        if frame is None:
+            self._frames[piece.choice] = self._frame(piece.choice)
             made += self._first(piece.choice)
         if piece.text or piece.reason is not None or piece.logprobs:
             made.append(self._chunk(piece.choice, piece.text, piece.reason, self._render_logprobs(self._pairs(piece))))
-        return made
+        return [encode(chunk) for chunk in made]
 
-    def last_chunks(self) -> list[Json]:
-        """Behind all choices: the usage, if it was asked for."""
-        return [{**self._head, "choices": [], "usage": self.usage()}] if self._with_usage else []
+    def _frame(self, index: int) -> tuple[bytes, bytes]:
+        before, _, behind = encode(self._chunk(index, _MARK, None, None)).partition(encode(_MARK))
+        return before, behind
+
+    def last_chunks(self) -> list[bytes]:
+        """Behind all choices, as JSON: the usage, if it was asked for."""
+        return [encode({**self._head, "choices": [], "usage": self.usage()})] if self._with_usage else []
 
     def _wrap(self, choice: Json) -> Json:
         chunk: Json = {**self._head, "choices": [choice]}
