@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.gateway.tokenizer import TextStream
+from services.gateway.detokenizer import TextStream
 
 
 class ChoiceText:

@@ -1,4 +1,4 @@
-"""Text to tokens and back, and the model's chat template (sandboxed). The only importer of tokenizers and jinja2."""
+"""Text to tokens and back, and the model's chat template (sandboxed). With `detokenizer` the only importer of tokenizers, and of jinja2."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import jinja2
 import jinja2.ext
 import jinja2.sandbox
 from tokenizers import Tokenizer as HfTokenizer
-from tokenizers.decoders import DecodeStream
 
+from services.gateway.detokenizer import ByteStream, DecodedStream, TextStream, TokenBytes, is_byte_level
 from shared.errors import BadRequest, ModelFault
 
 LONG_TEXT_CHARS = 12_000
@@ -35,6 +35,7 @@ class Tokenizer:
         except Exception as error:  # the tokenizers package raises plain Exception
             raise ModelFault(f"{folder}: the tokenizer cannot be read: {error}", remedy="Set SS_TOKENIZER_PATH") from error
         self._special = {name: _text_of(config.get(name)) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
+        self._bytes = TokenBytes(self._tokenizer) if is_byte_level(self._tokenizer) else None
         self._template = _compile(config.get("chat_template"))
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -68,34 +69,7 @@ class Tokenizer:
             raise BadRequest("the chat template cannot render these messages", param="messages") from error
 
     def stream(self) -> TextStream:
-        return TextStream(self._tokenizer)
-
-
-class TextStream:
-    """Tokens in, text out, never half a character: what is not whole yet is held back."""
-
-    def __init__(self, tokenizer: HfTokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
-        self._unfinished: list[int] = []
-
-    def push(self, token_ids: Sequence[int]) -> str:
-        """The text that became whole."""
-        pieces = []
-        for token_id in token_ids:
-            piece = self._stream.step(self._tokenizer, token_id)
-            if piece is None:
-                self._unfinished.append(token_id)
-            else:
-                self._unfinished.clear()
-                pieces.append(piece)
-        return "".join(pieces)
-
-    def rest(self) -> str:
-        """At the end: what never became a whole character shows as U+FFFD, as a plain decode would."""
-        text = str(self._tokenizer.decode(self._unfinished, skip_special_tokens=True)) if self._unfinished else ""
-        self._unfinished.clear()
-        return text
+        return ByteStream(self._bytes) if self._bytes is not None else DecodedStream(self._tokenizer)
 
 
 def _compile(template: object) -> jinja2.Template | None:
