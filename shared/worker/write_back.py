@@ -11,6 +11,8 @@ from shared.kvclient import KvClient
 from shared.telemetry import Telemetry
 
 MAX_WAITING = 2048
+GATHER_S = 0.005
+"""Blocks are gathered for so long: nobody waits for them, and a step's few would cost the store as many messages as all of these."""
 POOL_SHARE = 4
 """At most so many blocks wait, and at most this part of the pool: a slow store must not keep it from sequences. What comes on top is not
 written back: counted, and computed again by whoever needs it."""
@@ -44,6 +46,8 @@ class WriteBack:
         while True:
             await self._some.wait()
             self._some.clear()
+            if len(self._waiting) < self._max_waiting // 2:
+                await asyncio.sleep(GATHER_S)
             blocks, self._waiting = self._waiting, []
             try:
                 await self._kv.store(blocks)

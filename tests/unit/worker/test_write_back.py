@@ -67,8 +67,9 @@ async def test_blocks_that_come_meanwhile_travel_together(rig: Rig) -> None:
     rig.store.may.set()
     while len(rig.store.stored) < 2:
         await asyncio.sleep(0)
-    await asyncio.sleep(0)
     assert [[block.hash[0] for block in blocks] for blocks in rig.store.stored] == [[1], [2, 3]]
+    while rig.num_freed < 2:
+        await asyncio.sleep(0)
     assert (rig.pool.num_used, rig.num_freed) == (0, 2)
     following.cancel()
 
