@@ -35,19 +35,21 @@ class ChildFault(SlipstreamError):
 
 
 class Supervisor:
-    """Children by name. `on_change` is called when a pid has changed."""
+    """Children by name. `on_change` is called when a pid has changed, `on_death` when a child that should live has ended."""
 
     def __init__(
         self,
         board: Board,
         log_dir: Path,
         on_change: Callable[[], None],
+        on_death: Callable[[ChildSpec], None],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.children: dict[str, Child] = {}
         self._board = board
         self._log_dir = log_dir
         self._on_change = on_change
+        self._on_death = on_death
         self._monotonic = monotonic
         self._stopping = asyncio.Event()
         self._keepers: dict[str, asyncio.Task[None]] = {}
@@ -103,6 +105,7 @@ class Supervisor:
             if not ready.done():
                 ready.set_exception(_fault(child, code))
                 return
+            self._on_death(child.spec)
             delay_s = backoff.next_delay_s()
             cause = child.failure.message if child.failure else ending(code)
             self._warn(child, f"{cause} · restarting in {delay_s:g} s (restart {backoff.num_restarts})")

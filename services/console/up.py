@@ -17,8 +17,10 @@ import msgspec
 from services.console.announce import header, ready_block
 from services.console.board import Board
 from services.console.broker import prepare_broker
+from services.console.child import ChildSpec
 from services.console.fleet_view import taken_numbers
 from services.console.model_phase import fetch_model
+from services.console.obituary import Obituaries
 from services.console.options import UpOptions, parse_options
 from services.console.place import check_arenas, choose_http_port, prepare_place
 from services.console.run_folder import Run, state_dir, write_run
@@ -52,6 +54,7 @@ class Up:
         self._was_killed = False
         self._run: Run | None = None
         self._supervisor: Supervisor | None = None
+        self._obituaries: Obituaries | None = None
 
     async def run(self) -> int:
         """Start, serve, drain. A fault of the start is one line on the board, its remedy below it."""
@@ -80,7 +83,7 @@ class Up:
                 check_arenas(options, root)
         self._run, place = prepare_place(options, root, http_port)
         self._write_run()
-        self._supervisor = Supervisor(self._board, place.folder, self._write_run)
+        self._supervisor = Supervisor(self._board, place.folder, self._write_run, self._on_death)
         if options.num_workers:
             with self._phase("model"):
                 await fetch_model(options, self._board)
@@ -115,6 +118,7 @@ class Up:
         numbers = await taken_numbers(self._run, provision=not self._options.is_joining)
         if not broker.spec:
             self._board.done("nats", broker.detail)
+        self._obituaries = Obituaries(self._run, broker.users)
         place = msgspec.structs.replace(place, nats_url=broker.url, nats_users=broker.users, nats_creds=broker.creds)
         return place, numbers
 
@@ -144,6 +148,10 @@ class Up:
             self._supervisor.kill()
         self._stop.set()
 
+    def _on_death(self, spec: ChildSpec) -> None:
+        if self._obituaries and spec.role != "nats":
+            self._obituaries.tell(spec.name, spec.role)
+
     def _fail(self, error: SlipstreamError) -> None:
         name, cause = (error.name, error.cause) if isinstance(error, ChildFault) else (self._phase_name, error.message)
         self._board.failed(name, cause)
@@ -162,6 +170,8 @@ class Up:
             if was_asked:
                 self._terminal.say("\nDraining; Ctrl-C again kills")
             await self._supervisor.drain(DRAIN_S)
+            if self._obituaries:
+                await self._obituaries.close()
             if was_asked:
                 self._terminal.say(f"Stopped in {time.monotonic() - began_s:.1f} s")
         if self._run:

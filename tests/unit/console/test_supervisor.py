@@ -32,8 +32,12 @@ class Stage:
         self.screen = io.StringIO()
         self.folder = folder
         self.supervisor = Supervisor(
-            Board(Terminal(self.screen, {}), lambda: asyncio.get_running_loop().time()), folder, on_change=self._changed
+            Board(Terminal(self.screen, {}), lambda: asyncio.get_running_loop().time()),
+            folder,
+            on_change=self._changed,
+            on_death=lambda spec: self.deaths.append(spec.name),
         )
+        self.deaths: list[str] = []
         self.changed = asyncio.Event()
 
     def _changed(self) -> None:
@@ -86,6 +90,7 @@ async def test_a_dead_child_is_restarted_under_its_name_with_a_new_pid(stage: St
     await stage.until("! decode-0  exited (SIGKILL) · restarting in 0.5 s (restart 1)")
     await stage.until("decode-0  ready again after")
     assert stage.supervisor.pids["decode-0"] != first
+    assert stage.deaths == ["decode-0"]
 
 
 async def test_lines_that_are_no_status_are_left_out(stage: Stage) -> None:
@@ -156,7 +161,7 @@ from services.console.child import ChildSpec
 from services.console.supervisor import Supervisor
 from services.console.terminal import Terminal
 async def main():
-    supervisor = Supervisor(Board(Terminal(io.StringIO(), {{}}), time.monotonic), Path({str(tmp_path)!r}), lambda: None)
+    supervisor = Supervisor(Board(Terminal(io.StringIO(), {{}}), time.monotonic), Path({str(tmp_path)!r}), lambda: None, lambda spec: None)
     body = {PRELUDE!r} + {READY!r} + "signal.pause()"
     await supervisor.start([ChildSpec("decode-0", "decode", (sys.executable, "-c", body), dict(os.environ))])
     print(supervisor.pids["decode-0"], flush=True)
