@@ -107,6 +107,11 @@ class _Transport(TcpTransport):  # type: ignore[misc]
         return self._io_reader is not None and self._io_reader.at_eof()
 
     @property
+    def is_closing(self) -> bool:
+        """Nothing can be written any more, whether or not nats-py knows it yet."""
+        return self._io_writer is None or self._io_writer.is_closing()
+
+    @property
     def num_unsent_bytes(self) -> int:
         """Written by us, and not yet taken by the kernel."""
         return 0 if self._io_writer is None else int(self._io_writer.transport.get_write_buffer_size())
@@ -119,7 +124,7 @@ class _Client(Client):  # type: ignore[misc]
     _pending_data_size: int
 
     async def _flush_pending(self, force_flush: bool = False) -> Any:
-        if self.is_connected and self._pending:
+        if self.is_connected and self._pending and not self._transport.is_closing:  # what a broken link holds is dropped with it
             unsent, self._pending, self._pending_data_size = self._pending, [], 0
             self._transport.writelines(unsent)
         written = asyncio.get_running_loop().create_future()

@@ -15,6 +15,7 @@ import uvloop
 from shared.bus import bucket as bucket_module
 from shared.bus import nats_bus, pull, streams
 from shared.bus.base import Bus, Message
+from shared.bus.nats import Connection
 from shared.bus.nats_bus import NatsBus
 from shared.bus.streams import provision
 from shared.errors import BusClosed, BusError, BusTimeout, LinkDown
@@ -215,6 +216,15 @@ async def test_what_is_published_while_disconnected_is_never_sent(
     await until(lambda: bus.is_connected)
     await bus.publish(SUBJECTS.cancel(), b"now")
     assert (await anext(aiter(heard))).payload == b"now"
+
+
+async def test_what_is_published_on_a_link_that_has_just_broken_is_dropped(bus: NatsBus) -> None:
+    connection = bus._wire
+    assert isinstance(connection, Connection)
+    connection._client._transport.close()
+    await bus.publish(SUBJECTS.cancel(), b"nats-py does not know yet")
+    await until(lambda: bus.counts["publish_dropped"] == 1 and bus.is_connected)
+    await works(bus)
 
 
 async def test_a_server_that_does_not_read_costs_bounded_memory(bus: NatsBus, proxy: Proxy) -> None:
