@@ -135,6 +135,8 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str = "info"
     status_fd: int | None = None
     """An open descriptor for JSON lines about phases, readiness and failure: the supervisor's end of a pipe."""
+    ready_file: Path | None = None
+    """Touched with every renewal of a ready service's lease, and gone when it drains: what a container's health check looks at."""
     drain_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 20.0
     """How long a drain may take before what is left is given back."""
     parent_death: bool = False

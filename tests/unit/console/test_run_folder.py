@@ -96,3 +96,11 @@ def test_where_the_state_lies() -> None:
     assert state_dir(Path("/a"), {}) == Path("/a")
     assert state_dir(None, {"SS_STATE_DIR": "/b"}) == Path("/b")
     assert state_dir(None, {"XDG_STATE_HOME": "/c"}) == Path("/c/slipstream")
+
+
+def test_in_a_container_the_environment_names_the_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("URL", "nats://nats:4222"), ("USER", "console"), ("PASSWORD_FILE", "/s/p"), ("CLIENT_PASSWORD_FILE", "/s/c")):
+        monkeypatch.setenv(f"SS_NATS_{name}", value)
+    run = find_run(tmp_path)
+    assert (run.nats_url, run.nats_user, run.nats_password_file) == ("nats://nats:4222", "console", Path("/s/p"))
+    assert (run.nats_client_user, run.nats_client_password_file, run.state) == ("client", Path("/s/c"), "ready")

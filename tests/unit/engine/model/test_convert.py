@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from shared.engine import torch_engine
 from shared.engine.config import EngineConfig
-from shared.engine.model import convert
+from shared.engine.model import convert, loader
 from shared.engine.model.digests import hash_file
 from shared.engine.model.loader import resolve_model
 from shared.errors import ModelFault
@@ -152,3 +152,11 @@ def test_without_the_gguf_package(tiny: Path, cache_dir: Path, monkeypatch: pyte
         resolve_model(str(tiny), cache_dir, ignore)
     assert fault.value.remedy == "pip install slipstream[engine]"
     assert left_over(cache_dir) == []
+
+
+def test_what_was_converted_serves_without_the_package_that_it_came_from(
+    tiny: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = resolve_model(str(tiny), cache_dir, ignore)
+    monkeypatch.setitem(loader.KNOWN_MODELS, made.name, loader.Bundle("no-such-distribution", "x.gguf"))
+    assert resolve_model(made.name, cache_dir, ignore).weights_digest == made.weights_digest
