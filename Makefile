@@ -13,10 +13,10 @@ ARGS    ?=
 UNSAFE  := (^|[^.\w])(eval|exec)\(|^\s*(import|from) (pickle|marshal|shelve|dill|joblib)\b|\b(pickle|marshal)\.loads?\(|yaml\.(load|unsafe_load)\(|torch\.load\(|allow_pickle=True
 
 .DEFAULT_GOAL := help
-.PHONY: help install up down test check format bench soak test-gpu clean
+.PHONY: help install up down test check format bench soak test-gpu test-compose images clean
 
 help:  ## list the verbs
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(VENV)/.installed  ## install everything that a running stack needs into .venv
 
@@ -51,6 +51,13 @@ soak: $(VENV)/.dev  ## the long tests
 
 test-gpu: $(VENV)/.dev  ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+test-compose: $(VENV)/.dev  ## docker-compose.yml on the machine's Docker engine: both doors, kills, scaling
+	$(BIN)/python -m pytest -m compose tests/compose $(ARGS)
+
+images:  ## build both container images and print their sizes
+	docker compose --profile cpu build
+	@docker image ls --format '{{.Repository}} {{.Size}}' | awk '/^slipstream-(core|worker) /{printf "  %-18s %s\n", $$1, $$2}'
 
 clean:  ## remove .venv and what the tools left behind
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

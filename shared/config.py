@@ -132,6 +132,8 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     """0: any free port (it stands in the lease)."""
     trace_dir: Path | None = None
     """Stage spans are appended to `<trace_dir>/<name>.jsonl`; unset: no trace files."""
+    trace_sample: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
+    """The part of the traces beginning at this gateway that is recorded."""
     log_level: str = "info"
     status_fd: int | None = None
     """An open descriptor for JSON lines about phases, readiness and failure: the supervisor's end of a pipe."""

@@ -112,7 +112,7 @@ class KvClient:
         block_ids: Sequence[int],
         *,
         wait_ms: float = 0.0,
-        request_id: str = "",
+        traceparent: str = "",
         block_ms: float = 0.0,
     ) -> LoadResult:
         """Copy the longest leading run of these blocks into `block_ids` of the pool.
@@ -128,7 +128,7 @@ class KvClient:
             window = slice(at, at + _WINDOW_BLOCKS)
             tokens = packed_tokens[at * self._token_bytes :]
             try:
-                part = await self._load_window(hashes[window], tokens, block_ids[window], wait_ms, request_id, block_ms)
+                part = await self._load_window(hashes[window], tokens, block_ids[window], wait_ms, traceparent, block_ms)
             except (KvError, BusError) as error:
                 part = LoadResult(0, 0, [], self._fault("load", error))
             total = LoadResult(
@@ -148,11 +148,11 @@ class KvClient:
         return 4 * self._layout.block_size
 
     async def _load_window(
-        self, hashes: Sequence[bytes], tokens: bytes, block_ids: Sequence[int], wait_ms: float, request_id: str, block_ms: float
+        self, hashes: Sequence[bytes], tokens: bytes, block_ids: Sequence[int], wait_ms: float, traceparent: str, block_ms: float
     ) -> LoadResult:
         arena = await self._attached()
         acquire = kv.KvAcquire(
-            self._instance, self._model_digest, self._layout.digest, b"".join(hashes), min(wait_ms, 60_000.0), request_id, block_ms
+            self._instance, self._model_digest, self._layout.digest, b"".join(hashes), min(wait_ms, 60_000.0), traceparent, block_ms
         )
         reply = await self._ask("acquire", acquire, kv.KvAcquireReply, _ANSWER_S + wait_ms / 1000)
         if not reply.slots:
@@ -180,14 +180,14 @@ class KvClient:
         ]
 
     # -- store ---------------------------------------------------------------------------------------------------------
-    async def store(self, blocks: Sequence[BlockToStore], *, handoff_host: HostId | None = None, request_id: str = "") -> StoreResult:
+    async def store(self, blocks: Sequence[BlockToStore], *, handoff_host: HostId | None = None, traceparent: str = "") -> StoreResult:
         """Put full blocks of the pool into the store, in chain order. With `handoff_host`, they are kept for (and sent to) that host."""
         started_s = self._monotonic()
         total = StoreResult(0, 0, 0, "")
         for at in range(0, len(blocks), _WINDOW_BLOCKS):
             window = blocks[at : at + _WINDOW_BLOCKS]
             try:
-                part = await self._store_window(window, handoff_host, request_id)
+                part = await self._store_window(window, handoff_host, traceparent)
             except (KvError, BusError) as error:
                 part = StoreResult(0, 0, 0, self._fault("store", error))
             total = StoreResult(
@@ -200,18 +200,18 @@ class KvClient:
         self._telemetry.observe("kvclient_store_seconds", self._monotonic() - started_s)
         return total
 
-    async def _store_window(self, blocks: Sequence[BlockToStore], handoff_host: HostId | None, request_id: str) -> StoreResult:
+    async def _store_window(self, blocks: Sequence[BlockToStore], handoff_host: HostId | None, traceparent: str) -> StoreResult:
         arena = await self._attached()
         self._last_number += 1
         number = self._last_number
         self._unfinished.add(number)
         try:
-            return await self._store_under(number, arena, blocks, handoff_host, request_id)
+            return await self._store_under(number, arena, blocks, handoff_host, traceparent)
         finally:
             self._unfinished.discard(number)
 
     async def _store_under(
-        self, number: int, arena: Arena, blocks: Sequence[BlockToStore], handoff_host: HostId | None, request_id: str
+        self, number: int, arena: Arena, blocks: Sequence[BlockToStore], handoff_host: HostId | None, traceparent: str
     ) -> StoreResult:
         reserve = kv.KvReserve(
             self._instance,
@@ -238,7 +238,7 @@ class KvClient:
                 await self._tell("release", kv.KvRelease(self._instance, reply.lease_id))
         if not is_whole:
             return StoreResult(0, num_present, 0, "lease_expired")
-        commit = kv.KvCommit(self._instance, reply.lease_id, handoff_host, request_id)
+        commit = kv.KvCommit(self._instance, reply.lease_id, handoff_host, traceparent)
         done = await self._ask("commit", commit, kv.KvCommitReply)
         return StoreResult(done.num_blocks, num_present, done.num_blocks * self._layout.block_bytes, reply.reason)
 

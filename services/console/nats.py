@@ -81,7 +81,7 @@ def server_config(namespace: str, store_dir: str) -> str:
 def url_with_user(stack: Run) -> str:
     """`nats://client:password@host:port`: what a client program connects to."""
     user, password = stack.nats_client_user, ""
-    parts = urlsplit(stack.nats_url)
+    parts = urlsplit(stack.nats_client_url or stack.nats_url)
     if stack.nats_client_password_file:
         password = stack.nats_client_password_file.read_text().strip()
     login = f"{quote(user, safe='')}:{quote(password, safe='')}@" if user else ""

@@ -35,6 +35,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     nats_client_user: str = ""
     nats_client_password_file: Path | None = None
     """The user for programs of one's own: it may ask, and hear its own answers."""
+    nats_client_url: str = ""
+    """Where they reach it, if not at `nats_url`."""
     http_url: str = ""
     """Empty: the run has no gateway."""
     kv_dir: Path | None = None
@@ -137,6 +139,7 @@ def _run_elsewhere(config: ServiceConfig) -> Run:
         nats_creds=config.nats_creds,
         nats_client_user="client" if client else "",
         nats_client_password_file=Path(client) if client else None,
+        nats_client_url=os.environ.get("SS_NATS_CLIENT_URL", ""),
         http_url=os.environ.get("SS_HTTP_URL", ""),
         state="ready",
     )

@@ -47,6 +47,8 @@ class Job:
         self.started_s = now_s
         self.state = State.WAITING
         self.is_cancelled = False
+        self.fate = ""
+        """Why nobody wants it any more."""
         self.beside: asyncio.Task[None] | None = None
         """What is under way for the job beside the loop: the load of its prefix, or its Finish."""
         self.sequence = Sequence(key_of(request), unpack_tokens(request.token_ids), request.num_prompt_tokens, request.sampling)
@@ -81,8 +83,8 @@ class Job:
     def is_computing_prompt(self) -> bool:
         return self.sequence.num_uncomputed_tokens > 1 or self.sequence.num_computed_tokens < self.num_prefix_tokens - 1
 
-    def abandon(self) -> None:
-        self.is_cancelled = True
+    def abandon(self, fate: str = "cancelled") -> None:
+        self.is_cancelled, self.fate = True, fate
         if self.beside is not None:
             self.beside.cancel()
 

@@ -17,7 +17,7 @@ def may_load(job: Job) -> bool:
     return job.task.may_be_held or job.task.num_prefilled_tokens > 0
 
 
-async def load_prefix(job: Job, kv: KvClient, block_size: int, ms_per_token: float, telemetry: Telemetry) -> LoadResult:
+async def load_prefix(job: Job, kv: KvClient, block_size: int, ms_per_token: float, telemetry: Telemetry, traceparent: str) -> LoadResult:
     """Fill the job's blocks from the store as far as it goes, at most to the token before the last. Blocks that are under way are waited
     for no longer than computing them takes. What prefill had handed over and did not come is counted by reason."""
     sequence = job.sequence
@@ -28,9 +28,7 @@ async def load_prefix(job: Job, kv: KvClient, block_size: int, ms_per_token: flo
         tokens = pack_tokens(sequence.token_ids[first * block_size : (first + len(hashes)) * block_size])
         blocks = sequence.block_table[first : first + len(hashes)]
         wait_ms = min(len(hashes) * block_size * (ms_per_token or prefill_ms_per_token(job) or UNKNOWN_MS_PER_TOKEN), MAX_WAIT_MS)
-        result = await kv.load(
-            hashes, tokens, blocks, wait_ms=wait_ms, request_id=job.request.request_id, block_ms=ms_per_token * block_size
-        )
+        result = await kv.load(hashes, tokens, blocks, wait_ms=wait_ms, traceparent=traceparent, block_ms=ms_per_token * block_size)
     handed_over = min(job.task.num_prefilled_tokens, sequence.num_tokens - 1) // block_size - first
     if result.num_blocks < handed_over:
         telemetry.count("decode_handoff_misses", handed_over - result.num_blocks, reason=result.reason or "unknown")

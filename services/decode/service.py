@@ -91,7 +91,7 @@ class DecodeService(WorkerService[Job, DecodeTask]):
         for job in [job for job in self.jobs() if job.is_cancelled and job.state is not State.LOADING]:
             self.scheduler.remove(job)
             self._finishing.pop(job.sequence.key, None)
-            await self._forget(job, "cancelled")
+            await self._forget(job, job.fate)
         for job in self.scheduler.place():
             if not may_load(job):
                 self.scheduler.loaded(job, 0)
@@ -146,7 +146,8 @@ class DecodeService(WorkerService[Job, DecodeTask]):
         started = time.monotonic()
         start_ns = self.telemetry.now_ns()
         ms_per_token = self.scheduler.budget.ms_per_token.value
-        result = await load_prefix(job, self.presence.kv, self.scheduler.block_size, ms_per_token, self.telemetry)
+        traceparent = self.telemetry.begin(job.request.traceparent)
+        result = await load_prefix(job, self.presence.kv, self.scheduler.block_size, ms_per_token, self.telemetry, traceparent)
         self.scheduler.loaded(job, result.num_blocks)
         job.num_loaded_blocks, job.num_loaded_bytes = result.num_blocks, result.num_bytes
         if result.num_bytes:
@@ -154,6 +155,7 @@ class DecodeService(WorkerService[Job, DecodeTask]):
         self.telemetry.span(
             "decode load",
             traceparent=job.request.traceparent,
+            minted=traceparent,
             start_ns=start_ns,
             end_ns=self.telemetry.now_ns(),
             num_blocks=result.num_blocks,
@@ -173,7 +175,7 @@ class DecodeService(WorkerService[Job, DecodeTask]):
         for job in [job for job in self.scheduler.jobs.values() if job.state is State.ENDED]:
             self.scheduler.remove(job)
             if job.is_cancelled:
-                await self._forget(job, "cancelled")
+                await self._forget(job, job.fate)
                 continue
             self._finishing[job.sequence.key] = job
             job.beside = self.spawn(self._finish(job, self.instance), "finish")

@@ -34,6 +34,9 @@ class Client(NamedTuple):
 
     tenant: str
     traceparent: str
+    """Of the call's own span, whose children the services' spans are."""
+    caller: str = ""
+    """The caller's own traceparent, as it came."""
 
 
 class Admitted(NamedTuple):

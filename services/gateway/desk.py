@@ -83,18 +83,12 @@ class Desk:
         if error is None:
             telemetry.count("vllm:request_success", finished_reason=record.outcome, model_name=record.model)
         telemetry.span(
-            f"{'text_completion' if generation.door == 'http' else 'nats'} {record.model}",
-            traceparent="",
+            f"{generation.operation} {record.model}",
+            traceparent=client.caller,
             minted=client.traceparent,
             start_ns=generation.started_ns,
             end_ns=telemetry.now_ns(),
-            request_id=record.request_id,
-            outcome=record.outcome,
-            num_prompt_tokens=record.num_prompt_tokens,
-            num_output_tokens=record.num_output_tokens,
-            num_cached_tokens=record.num_cached_tokens,
-            num_migrations=record.num_migrations,
-            ttft_ms=record.ttft_ms,
+            **generation.attributes(record),
         )
         try:
             await self._bus.publish(self._subjects.usage_event(self._gateway), encode(record))

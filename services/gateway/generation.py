@@ -10,11 +10,12 @@ from typing import Literal
 import msgspec
 
 from services.gateway.admission import Admitted
-from services.gateway.openai import GenerationBody
+from services.gateway.openai import ChatBody, GenerationBody
 from services.gateway.sessions import Sessions, Stream
 from services.gateway.text import ChoiceText
 from shared.errors import RequestCancelled, SlipstreamError
 from shared.messages.fleet import UsageRecord
+from shared.telemetry.telemetry import Attribute
 from shared.types import FinishReason, InstanceId, TokenLogprob, Usage
 
 Door = Literal["http", "nats"]
@@ -150,6 +151,35 @@ class Generation:
         """(prefill, decode) of the first choice, as far as they are known."""
         session = self.choices[0].stream.session if self.choices else None
         return (session.prefill_worker, session.instance) if session else (None, None)
+
+    @property
+    def operation(self) -> str:
+        """By the GenAI conventions."""
+        return "chat" if isinstance(self._body, ChatBody) else "text_completion"
+
+    def attributes(self, record: UsageRecord) -> dict[str, Attribute]:
+        """Of the call's span: the GenAI conventions' names, then ours. No text."""
+        sampling = self.admitted.requests[0].sampling
+        return {
+            "gen_ai.operation.name": self.operation,
+            "gen_ai.provider.name": "slipstream",
+            "gen_ai.request.model": record.model,
+            "gen_ai.request.max_tokens": sampling.max_tokens,
+            "gen_ai.request.temperature": sampling.temperature,
+            "gen_ai.request.top_p": sampling.top_p,
+            "gen_ai.request.stream": bool(self._body.stream),
+            "gen_ai.response.finish_reasons": [str(end.reason) for one in self.choices if (end := one.stream.session.end) and end.reason],
+            "gen_ai.usage.input_tokens": record.num_prompt_tokens,
+            "gen_ai.usage.output_tokens": record.num_output_tokens,
+            "gen_ai.usage.cache_read.input_tokens": record.num_cached_tokens,
+            "request_id": record.request_id,
+            "door": record.door,
+            "outcome": record.outcome,
+            "num_migrations": record.num_migrations,
+            "ttft_ms": record.ttft_ms,
+            "decode_worker": record.decode_worker or "",
+            "prefill_worker": record.prefill_worker or "",
+        }
 
     def record(self, gateway: InstanceId, error: BaseException | None) -> UsageRecord:
         """For the ledger; no text."""

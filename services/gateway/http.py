@@ -125,7 +125,8 @@ class HttpDoor:
         body, unknown = parse_body(body_type, await self._body(request))
         if unknown and self._strict_params:
             raise BadRequest(f"unknown parameters: {', '.join(unknown)}", param=unknown[0])
-        client = Client(self._tenant(request), self._telemetry.mint_traceparent(request.headers.get("traceparent", "")))
+        caller = request.headers.get("traceparent", "")
+        client = Client(self._tenant(request), self._telemetry.mint_traceparent(caller), caller)
         admitted = await self._desk.admit(body, client)
         answer = Answer(self, body, client.traceparent, unknown)
         opened = self._desk.generation(admitted, body, client, "http")

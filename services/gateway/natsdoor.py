@@ -88,7 +88,8 @@ class NatsDoor:
         headers = {name.lower(): value for name, value in message.headers.items()}
         tenant = self._keys.tenant(headers.get("authorization", ""))
         body = parse_call(message.payload)
-        client = Client(tenant, self._telemetry.mint_traceparent(headers.get("traceparent", "")))
+        caller = headers.get("traceparent", "")
+        client = Client(tenant, self._telemetry.mint_traceparent(caller), caller)
         admitted = await self._desk.admit(body, client)
         async with self._desk.generation(admitted, body, client, "nats") as generation:
             reply = make_reply(generation, body)

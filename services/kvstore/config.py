@@ -24,6 +24,8 @@ class KvStoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A private folder on tmpfs for the arena; one store a folder."""
     kv_dram: Bytes = 2**30
     """Bytes of the arena."""
+    kv_optional: bool = False
+    """Where the arena cannot be made (no room, a foreign folder): go on without a store, with one line and a count, instead of ending."""
     kv_bind: str = "127.0.0.1:0"
     """host:port of the socket for blocks between hosts; port 0: any free one (it stands in the lease)."""
     kv_advertise: str = ""

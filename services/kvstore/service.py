@@ -12,16 +12,17 @@ import msgspec
 
 from services.kvstore.arrivals import Arrivals
 from services.kvstore.config import KvStoreConfig, read_secret
-from services.kvstore.events import KvEvents, chains
+from services.kvstore.events import KvEvents
 from services.kvstore.ladder import Ladder
 from services.kvstore.leading_run import LeadingRun
 from services.kvstore.listener import Listener
 from services.kvstore.open_store import open_store
+from services.kvstore.snapshots import Snapshots
 from services.kvstore.store import BlockStore
 from services.kvstore.tiers.index import Block
 from services.kvstore.tiers.remote import Peers
 from shared.bus.base import Bus, Message, Subscription
-from shared.errors import SlipstreamError
+from shared.errors import EnvironmentFault, SlipstreamError
 from shared.kv.arena import StoreLock
 from shared.kv.hashing import split
 from shared.messages.codec import decode, encode
@@ -39,12 +40,12 @@ from shared.messages.kv import (
     KvReleaseReply,
     KvReserve,
     KvReserveReply,
-    KvSnapshot,
     KvSnapshotRequest,
 )
 from shared.messages.subjects import KvVerb
 from shared.service import Service
 from shared.telemetry import Telemetry
+from shared.telemetry.telemetry import Attribute
 from shared.types import KEY_BYTES, HostId, InstanceId
 
 _log = logging.getLogger(__name__)
@@ -54,11 +55,6 @@ _TICK_S = 0.1
 _SWEEP_S = 1.0
 _EVENTS_S = 0.003
 """Changes gather for so long before they are published."""
-_PAGE_BLOCKS = 8192
-_CURSOR_BITS = 32
-_TIER_STRIDE = 2**28
-"""Within a cursor: the tier's number times this, plus the ordinal in the tier."""
-_SNAPSHOTS = 256
 _MODEL_GRACE_S = 60.0
 """A model that no worker has served for so long gives its DRAM back."""
 
@@ -81,8 +77,6 @@ class KvStoreService(Service):
         self._subscriptions: list[Subscription] = []
         self._listener: Listener | None = None
         self._peers: Peers | None = None
-        self._snapshot_sequences: dict[int, int] = {}
-        self._num_snapshots = 0
         self._unserved_since_s: dict[bytes, float] = {}
         self._own_tasks: set[asyncio.Task[None]] = set()
         """They use the arena, so they end before it is closed."""
@@ -102,10 +96,16 @@ class KvStoreService(Service):
         config = self.config
         bind, secret = config.bind, read_secret(config.cluster_secret_file) if config.cluster_secret_file else b""
         self.report(f"setting {config.kv_dram / 2**20:.0f} MiB of memory aside")
-        self._lock = StoreLock(config.kv_dir)
         try:
+            self._lock = StoreLock(config.kv_dir)
             self._store, self._events, self._ladder = await asyncio.to_thread(open_store, config, time.monotonic, self._count)
             await self._open_doors(bind, secret)
+        except EnvironmentFault as fault:
+            await self.stop()
+            if not config.kv_optional:
+                raise
+            self.telemetry.count("kv_tier_refused")
+            _log.error("no KV store on this host, every worker computes what it needs: %s; %s", fault.message, fault.remedy)
         except BaseException:
             await self.stop()
             raise
@@ -126,7 +126,7 @@ class KvStoreService(Service):
         await self._serve("acquire", KvAcquire, self._acquire)
         await self._serve("release", KvRelease, self._release)
         await self._serve("prefetch", KvPrefetch, self._prefetch)
-        await self._serve("snapshot", KvSnapshotRequest, self._snapshot)
+        await self._serve("snapshot", KvSnapshotRequest, Snapshots(self.host, self.store, self._events).page)
         self._run(self._keep_time(), "clock")
         self._run(self._publish_events(), "events")
 
@@ -178,7 +178,9 @@ class KvStoreService(Service):
         return self.store.reserve(message)
 
     async def _commit(self, message: KvCommit) -> KvCommitReply:
+        start_ns = self.telemetry.now_ns()
         committed = self.store.commit(message)
+        self._span("kvstore commit", message.traceparent, start_ns, num_blocks=committed.num_blocks, num_to_push=len(committed.to_push))
         if committed.to_push:
             assert message.handoff_host is not None
             await self._push(message.handoff_host, committed.to_push)
@@ -198,13 +200,21 @@ class KvStoreService(Service):
 
     async def _acquire(self, message: KvAcquire) -> KvAcquireReply:
         held: list[Block] = []
+        start_ns = self.telemetry.now_ns()
         try:
             tiers, reason = await self._leading_run.wait(message, held)
             reply = self.store.acquire(message, tiers)
-            return msgspec.structs.replace(reply, reason=reason) if reason and reply.reason == "cold" else reply
+            if reason and reply.reason == "cold":
+                reply = msgspec.structs.replace(reply, reason=reason)
+            found = {f"num_{tier}": reply.tiers.count(tier) for tier in set(reply.tiers)}
+            self._span("kvstore acquire", message.traceparent, start_ns, num_blocks=len(reply.slots), reason=reply.reason, **found)
+            return reply
         finally:
             for block in held:
                 self.store.dram.unhold(block)
+
+    def _span(self, name: str, traceparent: str, start_ns: int, **attributes: Attribute) -> None:
+        self.telemetry.span(name, traceparent=traceparent, minted="", start_ns=start_ns, end_ns=self.telemetry.now_ns(), **attributes)
 
     async def _release(self, message: KvRelease) -> KvReleaseReply:
         return KvReleaseReply(self.store.release(message))
@@ -223,24 +233,6 @@ class KvStoreService(Service):
     def _announce(self, keys: list[bytes]) -> None:
         held = self.store.dram.index.blocks
         self.store.under_way.announce(key for key in keys if key not in held)
-
-    async def _snapshot(self, message: KvSnapshotRequest) -> KvSnapshot:
-        """A page of everything held. The cursor carries the number of the snapshot, which remembers the sequence at its first page."""
-        number, start = message.cursor >> _CURSOR_BITS, message.cursor % 2**_CURSOR_BITS
-        if message.cursor == 0:
-            number = self._num_snapshots = (self._num_snapshots + 1) % _SNAPSHOTS
-            self._snapshot_sequences[number] = self._events.sequence
-        sequence = self._snapshot_sequences.get(number, 0)
-        tiers = self.store.tiers
-        tier_number, ordinal = divmod(start, _TIER_STRIDE)
-        if tier_number >= len(tiers):
-            return KvSnapshot(self.host, self._events.epoch, sequence, [])
-        tier = tiers[tier_number]
-        blocks, following = tier.index.page(ordinal, _PAGE_BLOCKS)
-        after = tier_number * _TIER_STRIDE + following if following is not None else (tier_number + 1) * _TIER_STRIDE
-        is_last = following is None and tier_number + 1 == len(tiers)
-        cursor = None if is_last else number << _CURSOR_BITS | after
-        return KvSnapshot(self.host, self._events.epoch, sequence, chains(tier.name, blocks), cursor)
 
     # -- what goes on by itself -------------------------------------------------------------------------------------------
     async def _keep_time(self) -> None:

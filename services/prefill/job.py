@@ -23,7 +23,11 @@ class Job:
         self.chain = chain
         """None: a task of another model digest, handed on without any reuse."""
         self.taken_s = now_s
+        self.traceparent = ""
+        """Of its span, which the store's spans are children of."""
         self.is_cancelled = False
+        self.fate = ""
+        """Why nobody wants it any more."""
         self.is_placed = False
         self.beside: asyncio.Task[None] | None = None
         """The load of its prefix, while that is under way."""
@@ -45,8 +49,8 @@ class Job:
     def num_left_tokens(self) -> int:
         return max(self.num_target_tokens - self.sequence.num_computed_tokens, 0)
 
-    def abandon(self) -> None:
-        self.is_cancelled = True
+    def abandon(self, fate: str = "cancelled") -> None:
+        self.is_cancelled, self.fate = True, fate
         for task in (self.beside, *self.stores):
             if task is not None:
                 task.cancel()

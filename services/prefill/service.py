@@ -54,7 +54,9 @@ class PrefillService(WorkerService[Job, PrefillTask]):
 
     def begin(self, task: PrefillTask, delivery: Delivery, chain: Chain | None) -> None:
         usable = chain if self.kv_dir is not None else None
-        self.scheduler.add(Job(task, delivery, usable, self.scheduler.block_size, time.monotonic()))
+        job = Job(task, delivery, usable, self.scheduler.block_size, time.monotonic())
+        job.traceparent = self.telemetry.begin(task.request.traceparent)
+        self.scheduler.add(job)
 
     def describe(self) -> WorkerLease:
         lease = super().describe()
@@ -132,7 +134,7 @@ class PrefillService(WorkerService[Job, PrefillTask]):
                 packed,
                 sequence.block_table[first:end],
                 wait_ms=min((end - first) * block_ms, MAX_WAIT_MS),
-                request_id=job.request.request_id,
+                traceparent=job.traceparent,
                 block_ms=block_ms,
             )
             self.scheduler.loaded(job, result.num_blocks)
@@ -160,7 +162,7 @@ class PrefillService(WorkerService[Job, PrefillTask]):
         """Chunks are stored in order: a block without its parents would be found by nobody."""
         if previous is not None:
             await asyncio.wait([previous])
-        result = await self.presence.kv.store(blocks, handoff_host=job.task.decode_host, request_id=job.request.request_id)
+        result = await self.presence.kv.store(blocks, handoff_host=job.task.decode_host, traceparent=job.traceparent)
         if result.reason:
             self.telemetry.count("prefill_store_faults", reason=result.reason)
         if result.reason == "store_absent":
@@ -178,7 +180,7 @@ class PrefillService(WorkerService[Job, PrefillTask]):
             await asyncio.wait(job.stores)
         self.scheduler.remove(job)
         self.wake.set()
-        outcome = "cancelled" if job.is_cancelled else await self._send_on(job)
+        outcome = job.fate if job.is_cancelled else await self._send_on(job)
         self._handing_over.pop(job.sequence.key, None)
         self.telemetry.count("prefill_tasks", outcome=outcome)
         await self.forget(job)
@@ -213,6 +215,7 @@ class PrefillService(WorkerService[Job, PrefillTask]):
         self.telemetry.span(
             "prefill compute",
             traceparent=job.request.traceparent,
+            minted=job.traceparent,
             start_ns=end_ns - int(held_ms * 1e6),
             end_ns=end_ns,
             num_cached_tokens=job.num_cached_tokens,

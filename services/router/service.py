@@ -235,6 +235,10 @@ class RouterService(Service):
     # -- hearing ---------------------------------------------------------------------------------------------------------
     def _on_lease(self, lease: WorkerLease, is_alive: bool) -> None:
         self._sync.lease(lease, is_alive)
+        if lease.role == "gateway" and not is_alive:
+            for waiting in self.queue:
+                if waiting.request.gateway == lease.instance:
+                    self._drop(waiting)
         if lease.role in ("prefill", "decode"):
             self.loads.lease(lease, is_alive)
             if not is_alive:

@@ -79,7 +79,7 @@ class KvCommit(msgspec.Struct, frozen=True, array_like=True, tag="commit"):
     lease_id: Serial
     handoff_host: HostId | None = None
     """Set for a handoff: pin the blocks until acquired or 10 s; if it is another host, push them there."""
-    request_id: str = ""
+    traceparent: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
 class KvCommitReply(msgspec.Struct, frozen=True, array_like=True, tag="commit_reply"):
@@ -97,7 +97,7 @@ class KvAcquire(msgspec.Struct, frozen=True, array_like=True, tag="acquire"):
     block_hashes: Digests
     wait_ms: Annotated[float, msgspec.Meta(ge=0, le=60_000)] = 0.0
     """Wait at most so long for blocks that are under way from another host or tier."""
-    request_id: str = ""
+    traceparent: Annotated[str, msgspec.Meta(max_length=64)] = ""
     block_ms: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """What computing one of these blocks takes the worker, as it measured; 0: unknown. A slower tier is then not loaded from."""
 

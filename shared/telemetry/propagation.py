@@ -44,9 +44,10 @@ def new_span_id() -> str:
     return f"{_cheap(64) or 1:016x}"
 
 
-def new_trace() -> TraceContext:
-    """A trace of its own, sampled."""
-    return TraceContext(f"{_cheap(128) or 1:032x}", new_span_id(), True)
+def new_trace(sample: float = 1.0) -> TraceContext:
+    """A trace of its own. `sample`: how likely it is to be recorded, by all who take part."""
+    trace_id = _cheap(128) or 1
+    return TraceContext(f"{trace_id:032x}", new_span_id(), (trace_id & 2**56 - 1) < sample * 2**56)
 
 
 def child_of(parent: TraceContext) -> TraceContext:

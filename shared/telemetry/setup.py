@@ -23,5 +23,6 @@ def open_telemetry(config: ServiceConfig, role: Role, instance: str, version: st
         otlp = importlib.import_module("shared.telemetry.otlp")
         sinks.append(otlp.OtlpSink(name, instance, role, version))
     telemetry = LiveTelemetry(sinks, sections_of(role))
+    telemetry.sample = config.trace_sample
     telemetry.serve(config.metrics_host, config.metrics_port)
     return telemetry

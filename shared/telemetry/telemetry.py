@@ -37,6 +37,8 @@ class Telemetry(ABC):
 
     address: str = ""
     """host:port of /metrics; "" if it is not served."""
+    sample: float = 1.0
+    """Of traces that begin here, the part that is recorded. One that began elsewhere is recorded if its sender says so."""
 
     @abstractmethod
     def count(self, name: str, amount: float = 1, /, **labels: str) -> None:
@@ -67,7 +69,11 @@ class Telemetry(ABC):
     def mint_traceparent(self, span_of: str = "") -> str:
         """A traceparent for a span that begins now and is recorded later: in the trace of `span_of`, or of a trace of its own."""
         parent = propagation.parse(span_of)
-        return (propagation.child_of(parent) if parent else propagation.new_trace()).traceparent
+        return (propagation.child_of(parent) if parent else propagation.new_trace(self.sample)).traceparent
+
+    def begin(self, parent: str) -> str:
+        """The traceparent of a stage of `parent`'s trace that begins now, for its own children; "" where there is no trace."""
+        return self.mint_traceparent(parent) if parent else ""
 
     @staticmethod
     def now_ns() -> int:

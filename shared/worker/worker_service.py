@@ -50,8 +50,8 @@ class HeldJob(Protocol):
     @property
     def request(self) -> GenerateRequest: ...
 
-    def abandon(self) -> None:
-        """Nobody wants it any more: mark it cancelled, and break off what is under way for it beside the loop."""
+    def abandon(self, fate: str = "cancelled") -> None:
+        """Nobody wants it any more: mark it cancelled, for the reason `fate`, and break off what is under way for it beside the loop."""
         ...
 
     def held(self) -> HeldRequest:
@@ -131,6 +131,7 @@ class WorkerService(Service, Generic[J, T]):
         self._presence = Presence(self, self._engine, pool, self.kv_dir, self.wake.set)
         await self._appear()
         self.spawn(self.attempts.follow(self._on_cancel), "cancels")
+        self.fleet.on_change(self._on_lease)
         self.spawn(self.run(), "loop")
         self.spawn(report_progress(self.bus, self.subjects, lambda: self.instance, self._worker_role, self._progress), "progress")
         self.spawn(keep_in_progress(lambda: [job.delivery for job in self.jobs()]), "in-progress")
@@ -247,6 +248,15 @@ class WorkerService(Service, Generic[J, T]):
             request = job.request
             if request.request_id == cancel.request_id and self.attempts.is_cancelled(request.request_id, request.epoch, self.instance):
                 job.abandon()
+                self.wake.set()
+
+    def _on_lease(self, lease: WorkerLease, is_alive: bool) -> None:
+        """A gateway is gone, and its clients' connections with it: nobody waits for its requests any more."""
+        if lease.role != "gateway" or is_alive:
+            return
+        for job in self.jobs():
+            if job.request.gateway == lease.instance:
+                job.abandon("gateway_gone")
                 self.wake.set()
 
     async def forget(self, job: J) -> None:

@@ -126,6 +126,17 @@ async def test_a_stopped_writer_that_wakes_after_its_lease_harms_no_block(
     await bus.close()
 
 
+async def test_without_room_an_optional_store_goes_on_without_and_says_so(
+    nats_server: NatsServer, namespace: str, directory: Path, start: Start
+) -> None:
+    store = await start("services.kvstore", environ(nats_server, namespace, directory) | {"SS_KV_DRAM": "999T", "SS_KV_OPTIONAL": "1"})
+    await store.until_state("ready")
+    store.send(signal.SIGTERM)
+    assert await store.ended() == 0
+    [told] = [line for line in await store.log() if line["level"] == "error"]
+    assert "no KV store on this host" in told["message"] and "SS_KV_DRAM" in told["message"] and "traceback" not in told
+
+
 @pytest.mark.parametrize(
     ("variables", "exit_code", "words"),
     [

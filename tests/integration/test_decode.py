@@ -130,6 +130,16 @@ async def test_a_gateway_that_is_gone_keeps_nothing_here(workers: Workers) -> No
     assert counted(worker, "decode_ended", outcome="gateway_gone") == 1
 
 
+async def test_a_gateway_that_goes_in_the_middle_takes_its_work_with_it(workers: Workers) -> None:
+    worker, gateway = await workers.decode(), workers.gateway
+    request = await workers.to_decode(worker, workers.request(worker, PROMPT, 2000))
+    await until(lambda: gateway.output[request.msg_id])
+    await gateway.die()
+    await until(lambda: is_idle(worker))
+    assert counted(worker, "decode_ended", outcome="gateway_gone") == 1
+    assert len(gateway.output[request.msg_id]) < 2000
+
+
 async def test_tokens_are_sent_again_when_asked(workers: Workers) -> None:
     worker, gateway = await workers.decode(), workers.gateway
     request = await workers.to_decode(worker, workers.request(worker, PROMPT, 2000))
