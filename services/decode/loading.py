@@ -17,7 +17,9 @@ def may_load(job: Job) -> bool:
     return job.task.may_be_held or job.task.num_prefilled_tokens > 0
 
 
-async def load_prefix(job: Job, kv: KvClient, block_size: int, ms_per_token: float, telemetry: Telemetry, traceparent: str) -> LoadResult:
+async def load_prefix(
+    job: Job, kv: KvClient, block_size: int, ms_per_token: float, telemetry: Telemetry, traceparent: str = ""
+) -> LoadResult:
     """Fill the job's blocks from the store as far as it goes, at most to the token before the last. Blocks that are under way are waited
     for no longer than computing them takes. What prefill had handed over and did not come is counted by reason."""
     sequence = job.sequence
