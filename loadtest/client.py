@@ -61,11 +61,12 @@ class Outcome(msgspec.Struct, kw_only=True):
 class Client:
     """Requests to one gateway. Several may run at once, each on a connection of its own; idle connections are used again."""
 
-    def __init__(self, url: str, *, api_key: str = "", timeout_s: float = 120.0) -> None:
+    def __init__(self, url: str, *, api_key: str = "", headers: Mapping[str, str] | None = None, timeout_s: float = 120.0) -> None:
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
         self._timeout_s = timeout_s
-        self._authorization = f"authorization: Bearer {api_key}\r\n" if api_key else ""
+        own = {**({"authorization": f"Bearer {api_key}"} if api_key else {}), **(headers or {})}
+        self._headers = "".join(f"{name}: {value}\r\n" for name, value in own.items())
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def generate(self, path: str, body: Mapping[str, Any]) -> Outcome:
@@ -99,7 +100,7 @@ class Client:
     def _request(self, verb: str, path: str, body: bytes) -> bytes:
         head = (
             f"{verb} {path} HTTP/1.1\r\nhost: {self._host}:{self._port}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\n{self._authorization}\r\n"
+            f"content-length: {len(body)}\r\n{self._headers}\r\n"
         )
         return head.encode() + body
 
