@@ -7,21 +7,37 @@ from collections.abc import Sequence
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, TraceFlags
 
 from shared.telemetry.telemetry import Span
+from shared.telemetry.trace_file import OnDrop
 
 EXPORT_TIMEOUT_S = 2.0
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+
+
+class _Exporter(OTLPSpanExporter):
+    """Tells what did not arrive: the SDK itself only logs it."""
+
+    def __init__(self) -> None:
+        super().__init__(timeout=EXPORT_TIMEOUT_S)
+        self.on_drop: OnDrop = lambda num_spans, reason: None
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = super().export(spans)
+        if result is not SpanExportResult.SUCCESS:
+            self.on_drop(len(spans), "collector")
+        return result
 
 
 class OtlpSink:
     """Hands spans to the SDK's batch processor: its queue is bounded, its thread does the sending. OTEL_* variables apply."""
 
     def __init__(self, service: str, instance: str, role: str, version: str) -> None:
-        self._processor = BatchSpanProcessor(OTLPSpanExporter(timeout=EXPORT_TIMEOUT_S))
+        self._exporter = _Exporter()
+        self._processor = BatchSpanProcessor(self._exporter)
         self._resource = Resource.create(
             {
                 "service.namespace": "slipstream",
@@ -32,6 +48,9 @@ class OtlpSink:
             }
         )
         self._scope = InstrumentationScope("slipstream", version)
+
+    def count_drops(self, on_drop: OnDrop) -> None:
+        self._exporter.on_drop = on_drop
 
     def write(self, spans: Sequence[Span]) -> None:
         for span in spans:

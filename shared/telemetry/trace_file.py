@@ -30,6 +30,9 @@ OnDrop = Callable[[int, str], None]
 class SpanSink(Protocol):
     """Takes spans in the writer's thread. May wait; may raise OSError or ValueError: the batch is dropped, counted and complained about."""
 
+    def count_drops(self, on_drop: OnDrop) -> None:
+        """Call `on_drop` for spans that are lost after `write` has taken them."""
+
     def write(self, spans: Sequence[Span]) -> None: ...
 
     def close(self) -> None: ...
@@ -67,6 +70,9 @@ class TraceFile:
             ) from error
         self._num_bytes = os.fstat(self._fd).st_size
 
+    def count_drops(self, on_drop: OnDrop) -> None:
+        """What is written is there."""
+
     def write(self, spans: Sequence[Span]) -> None:
         data = b"".join(self._line(span) for span in spans)
         if self._num_bytes and self._num_bytes + len(data) > self._max_bytes:
@@ -102,6 +108,8 @@ class SpanWriter:
 
     def __init__(self, sinks: Sequence[SpanSink], on_drop: OnDrop, queue_spans: int = QUEUE_SPANS) -> None:
         self._sinks = sinks
+        for sink in sinks:
+            sink.count_drops(on_drop)
         self._on_drop = on_drop
         self._queue_spans = queue_spans
         self._queue: deque[Span] = deque()

@@ -15,7 +15,7 @@ import pytest
 from loadtest.client import Client, Outcome
 from loadtest.local_stack import LocalStack
 from tests.support.otlp import Collector, Received
-from tests.support.stack import SIM, checked_stack
+from tests.support.stack import SIM, checked_stack, metric, status_of
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -131,7 +131,7 @@ def test_a_request_that_moved_is_still_one_trace(stack: LocalStack, collector: C
 
 
 @pytest.mark.parametrize("kind", ["closed port", "black hole"])
-def test_a_dead_collector_costs_nothing_but_its_spans(tmp_path: Path, kind: str) -> None:
+def test_a_dead_collector_costs_nothing_but_its_spans(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     """T52: requests are served as ever, and the drain does not wait for it (`checked_stack` sees exit 0)."""
     with Collector() as hanging:
         hanging.hold.clear()
@@ -139,6 +139,9 @@ def test_a_dead_collector_costs_nothing_but_its_spans(tmp_path: Path, kind: str)
         with checked_stack(tmp_path, *SIM, environ=THROUGH | {"OTEL_EXPORTER_OTLP_ENDPOINT": url}) as stack:
             for number in range(20):
                 asyncio.run(ask(stack, f"{number} {PROMPT}"))
+            [gateway] = [one for one in status_of(stack, capsys)["services"] if one["role"] == "gateway"]
+            while not metric(gateway["metrics_address"], "slipstream_telemetry_dropped_total", reason="collector"):
+                time.sleep(0.1)
             assert kind == "closed port" or hanging.num_requests
             began_s = time.monotonic()
         assert time.monotonic() - began_s < 15  # each service waits 2 s for its collector at most, four stages one after the other

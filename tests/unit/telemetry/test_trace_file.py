@@ -10,7 +10,7 @@ import pytest
 
 from shared.errors import EnvironmentFault
 from shared.telemetry.telemetry import Span
-from shared.telemetry.trace_file import SpanWriter, TraceFile
+from shared.telemetry.trace_file import OnDrop, SpanWriter, TraceFile
 
 
 def make_span(name: str = "decode", **attributes: object) -> Span:
@@ -70,6 +70,9 @@ class GatedSink:
         self.spans: list[Span] = []
         self.is_closed = False
 
+    def count_drops(self, on_drop: OnDrop) -> None:
+        pass
+
     def write(self, spans: Sequence[Span]) -> None:
         self.entered.set()
         self.gate.wait()
@@ -81,6 +84,9 @@ class GatedSink:
 
 class BrokenSink:
     """A full disk."""
+
+    def count_drops(self, on_drop: OnDrop) -> None:
+        pass
 
     def write(self, spans: Sequence[Span]) -> None:
         raise OSError(28, "No space left on device")
