@@ -57,7 +57,7 @@ test-compose: $(VENV)/.dev  ## docker-compose.yml on the machine's Docker engine
 
 images:  ## build both container images and print their sizes
 	docker compose --profile cpu build
-	@docker image ls --format '{{.Repository}} {{.Size}}' | awk '/^slipstream-(core|worker) /{printf "  %-18s %s\n", $$1, $$2}'
+	@infra/docker/sizes.sh
 
 clean:  ## remove .venv and what the tools left behind
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -131,6 +131,22 @@ def test_containers_have_no_more_rights_than_they_need(compose: Compose) -> None
         assert all(binding["HostIp"] == "127.0.0.1" for bindings in ports.values() for binding in bindings), service
 
 
+def test_no_compiler_ships_and_every_kernel_does(compose: Compose) -> None:
+    sources = {source.stem for package in ("services", "shared") for source in (ROOT / package).rglob("*.c")}
+    for image in ("slipstream-core", "slipstream-worker"):
+        command = ["docker", "run", "--rm", "--network", "none", image, "sh", "-c", "command -v cc gcc clang; ls /cache/kernels"]
+        files = subprocess.run(command, env=compose.environ, capture_output=True, text=True, check=True).stdout.split()
+        assert {name.rsplit("-", 1)[0] for name in files} == sources, image
+
+
+def test_images_are_small(compose: Compose) -> None:
+    """Beside the base image and the model: the base of the day is not ours to bound."""
+    sizes = subprocess.run([ROOT / "infra/docker/sizes.sh"], env=compose.environ, capture_output=True, text=True, check=True).stdout
+    rest = {line.split()[0]: float(line.split()[-1]) for line in sizes.splitlines()[1:]}
+    assert 50 < rest["slipstream-core"] < 270, sizes
+    assert 300 < rest["slipstream-worker"] < 1370, sizes
+
+
 @pytest.mark.parametrize("service", ["decode", "prefill", "router", "kvstore", "planner", "nats"])
 async def test_a_killed_container_comes_back_and_the_request_in_flight_finishes(compose: Compose, service: str) -> None:
     expected = await ask(compose, 60)
