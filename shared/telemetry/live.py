@@ -8,8 +8,7 @@ import time
 from collections import Counter as Tally
 from collections.abc import Sequence
 from contextlib import suppress
-from threading import Thread
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import prometheus_client
 from prometheus_client.metrics import MetricWrapperBase
@@ -17,6 +16,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from shared.errors import EnvironmentFault
 from shared.telemetry import propagation
 from shared.telemetry.metrics import Instrument, Kind
+from shared.telemetry.metrics_server import MetricsServer
 from shared.telemetry.telemetry import Span, Telemetry, instrument_of
 from shared.telemetry.trace_file import SpanSink, SpanWriter
 
@@ -41,7 +41,7 @@ class LiveTelemetry(Telemetry):
         self._counters: dict[Key, prometheus_client.Counter] = {}
         self._gauges: dict[Key, prometheus_client.Gauge] = {}
         self._histograms: dict[Key, prometheus_client.Histogram] = {}
-        self._server: tuple[Any, Thread] | None = None
+        self._server: MetricsServer | None = None
         for instrument in sections:
             self._metric(instrument)
         self._writer = SpanWriter(sinks, self._dropped) if sinks else None
@@ -71,13 +71,13 @@ class LiveTelemetry(Telemetry):
     def serve(self, host: str, port: int) -> None:
         """Serve /metrics from threads of their own; `address` says where. Raises EnvironmentFault if the port is taken."""
         try:
-            self._server = prometheus_client.start_http_server(port, host, self.registry)
+            self._server = MetricsServer(host, port, self.registry)
         except OSError as error:
             reason = error.strerror or str(error)
             raise EnvironmentFault(
                 f"/metrics cannot listen on {host}:{port}: {reason}", remedy="Set SS_METRICS_PORT, or 0 for any"
             ) from error
-        self.address = f"{host}:{self._server[0].server_port}"
+        self.address = f"{host}:{self._server.port}"
 
     async def close(self) -> None:
         await asyncio.to_thread(self._close)
@@ -89,12 +89,11 @@ class LiveTelemetry(Telemetry):
         if writer:
             writer.begin_close()
         if server:
-            closer = Thread(target=server[0].shutdown, daemon=True)
-            closer.start()
-            with suppress(OSError), socket.create_connection(server[0].server_address[:2], timeout=CLOSE_S):
+            closer = server.begin_close()
+            with suppress(OSError), socket.create_connection(server.address, timeout=CLOSE_S):
                 pass  # wakes the server's loop, which looks for the end only every half second
             closer.join(deadline_s - time.monotonic())
-            server[0].server_close()
+            server.end_close()
         if writer:
             writer.join(deadline_s - time.monotonic())
 

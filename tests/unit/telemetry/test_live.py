@@ -78,3 +78,16 @@ async def test_close_twice_is_close_once() -> None:
     telemetry.serve("127.0.0.1", 0)
     await telemetry.close()
     await telemetry.close()
+
+
+async def test_names_with_a_colon_stay_as_they_are_whatever_the_scraper_takes() -> None:
+    telemetry = LiveTelemetry()
+    telemetry.serve("127.0.0.1", 0)
+    telemetry.count("vllm:prompt_tokens", 3, model_name="m")
+    telemetry.observe("vllm:time_to_first_token_seconds", 0.1, model_name="m")
+    for accept in ("", "application/openmetrics-text; version=1.0.0", "application/openmetrics-text;version=1.0.0;escaping=underscores"):
+        page = scrape(telemetry, accept)
+        assert 'vllm:prompt_tokens_total{model_name="m"} 3.0' in page, accept
+        assert 'vllm:time_to_first_token_seconds_count{model_name="m"} 1' in page, accept
+        assert "vllm_" not in page
+    await telemetry.close()
