@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import time
@@ -224,6 +226,16 @@ async def test_scaling_up_under_load_fails_no_request(compose: Compose) -> None:
         await asyncio.gather(*loading)
     assert len(outcomes) > 4
     assert [outcome.error for outcome in outcomes if not outcome.is_ok] == []
+
+
+def test_the_commands_of_the_readme(compose: Compose) -> None:
+    [block] = re.findall(r"<!-- run: compose -->\n```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    shown = ""
+    for line in block.splitlines():
+        words = shlex.split(line, comments=True)
+        assert words[:2] == ["docker", "compose"]
+        shown += compose.run(*words[2:]).stdout
+    assert "Paris" in shown and "nats://client:" in shown and len(compose.containers("decode")) == 4
 
 
 # -- what is not as it must be ------------------------------------------------------------------------------------------

@@ -63,7 +63,15 @@ def carry_out(stack: LocalStack, command: str, folder: Path, **environ: str) -> 
 
 def test_no_block_is_left_out() -> None:
     assert README.count("```") == 2 * (len(BLOCKS) + README.count("```mermaid"))
-    assert {block.how for block in BLOCKS} == {"dry", "shell", "python", "nats", "nats-command", "help"}
+    assert {block.how for block in BLOCKS} == {
+        "dry",
+        "shell",
+        "python",
+        "nats",
+        "nats-command",
+        "help",
+        "compose",
+    }  # compose: by tests/compose
 
 
 @pytest.mark.parametrize("command", of("shell"))
