@@ -27,6 +27,7 @@ SlipstreamError                      code, message, remedy
 │  ├─ Unauthorized                                                      401
 │  ├─ ModelNotFound                  model, served                      404
 │  ├─ BodyTooLarge                   num_bytes, max_bytes               413
+│  ├─ SlowRequest                                                       408
 │  ├─ Overloaded                     retry_after_s                      429
 │  ├─ NoCapacity                     retry_after_s                      503
 │  ├─ RequestCancelled                                                  499
@@ -304,6 +305,13 @@ class BodyTooLarge(RequestError):
 
     code = "body_too_large"
     status = 413
+
+
+class SlowRequest(RequestError):
+    """It did not come to its end in time."""
+
+    code = "request_timeout"
+    status = 408
 
 
 class Overloaded(RequestError):

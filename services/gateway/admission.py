@@ -61,8 +61,8 @@ class Admission:
 
     async def chat(self, body: ChatBody, client: Client) -> Admitted:
         model = self._models.get(body.model)
-        if body.tools and body.tool_choice not in (None, "none"):
-            raise Unsupported("tool calls are not served yet")
+        if body.tools and body.tool_choice != "none":
+            raise Unsupported("tool calls are not served yet; with tool_choice none the tools are left out")
         if body.top_logprobs is not None and not body.logprobs:
             raise BadRequest("top_logprobs needs logprobs: true", param="top_logprobs")
         prompt = await self.chat_prompt(model, body)
@@ -94,8 +94,7 @@ class Admission:
     async def _tokens(self, model: Model, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):
             return await model.tokenizer.encode(prompt, add_special_tokens=True)
-        if prompt and max(prompt) >= model.card.vocab_size:
-            raise BadRequest(f"token ids go up to {model.card.vocab_size - 1}", param="prompt")
+        check_token_ids(prompt, model.card.vocab_size, "prompt")
         return prompt
 
     def _admit(
@@ -123,6 +122,7 @@ class Admission:
             raise PromptTooLong(len(prompt), limit)
         if max_tokens is not None and len(prompt) + max_tokens > limit:
             raise _too_much(len(prompt), max_tokens, limit)
+        check_token_ids(body.stop_token_ids or [], model.card.vocab_size, "stop_token_ids")
         return SamplingParams(
             max_tokens=max_tokens or limit - len(prompt),
             temperature=_or(body.temperature, 1.0),
@@ -184,6 +184,12 @@ def split_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[
     if len(prompt) > 128:
         raise BadRequest("at most 128 prompts in one call", param="prompt")
     return [part for part in prompt if not isinstance(part, int)]
+
+
+def check_token_ids(token_ids: list[int], vocab_size: int, param: str) -> None:
+    """Raises BadRequest for an id that the model has not."""
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+        raise BadRequest(f"token ids go from 0 to {vocab_size - 1}", param=param)
 
 
 def _too_much(num_prompt_tokens: int, max_tokens: int, limit: int) -> PromptTooLong:

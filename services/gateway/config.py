@@ -27,6 +27,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Folder with tokenizer.json and tokenizer_config.json; unset: the model card's."""
     deadline_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 600.0
     max_body: Bytes = 4 * 2**20
+    read_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 30.0
+    """How long a client may take to send a request: its head, and its body."""
+    max_connections: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 8192
+    """Open connections; what comes on top is closed at once."""
     max_requests: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 2048
     """Requests in work at once; more are refused with 429."""
     strict_params: bool = False

@@ -152,6 +152,11 @@ class Generation:
         session = self.choices[0].stream.session if self.choices else None
         return (session.prefill_worker, session.instance) if session else (None, None)
 
+    def worker_names(self) -> tuple[str | None, str | None]:
+        """The same, as people call them."""
+        prefill, decode = self.workers()
+        return self._sessions.name_of(prefill), self._sessions.name_of(decode)
+
     @property
     def operation(self) -> str:
         """By the GenAI conventions."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable
@@ -9,12 +10,12 @@ from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from services.gateway.admission import Client, Unsupported, mint_request_id
+from services.gateway.admission import Client, Unsupported, check_token_ids, mint_request_id
 from services.gateway.auth import Keys
 from services.gateway.desk import Desk
 from services.gateway.generation import Generation
@@ -23,7 +24,7 @@ from services.gateway.openai import ChatBody, CompletionBody, DetokenizeBody, Ge
 from services.gateway.reply import Reply, error_body, make_reply
 from services.gateway.schema import openapi
 from services.gateway.sse import EventStream, leaving
-from shared.errors import BadRequest, BodyTooLarge, NoCapacity, RequestError, SlipstreamError
+from shared.errors import BadRequest, BodyTooLarge, NoCapacity, RequestCancelled, RequestError, SlipstreamError, SlowRequest
 from shared.telemetry import Telemetry
 
 PUBLIC = frozenset({"/health", "/live"})
@@ -37,12 +38,15 @@ Handler = Callable[[Request], Awaitable[Response]]
 class HttpDoor:
     """Routes and their handlers. `metrics` gives the text of /metrics."""
 
-    def __init__(self, desk: Desk, models: Models, keys: Keys, telemetry: Telemetry, max_body: int, *, strict_params: bool) -> None:
+    def __init__(
+        self, desk: Desk, models: Models, keys: Keys, telemetry: Telemetry, *, max_body: int, read_s: float, strict_params: bool
+    ) -> None:
         self._desk = desk
         self._models = models
         self._keys = keys
         self._telemetry = telemetry
         self._max_body = max_body
+        self._read_s = read_s
         self._strict_params = strict_params
 
     def app(self) -> ASGIApp:
@@ -114,10 +118,16 @@ class HttpDoor:
         if length.isdecimal() and int(length) > self._max_body:
             raise BodyTooLarge(f"the body has {length} bytes, the limit is {self._max_body}")
         body = bytearray()
-        async for part in request.stream():
-            body += part
-            if len(body) > self._max_body:
-                raise BodyTooLarge(f"the body has more than {self._max_body} bytes")
+        try:
+            async with asyncio.timeout(self._read_s):
+                async for part in request.stream():
+                    body += part
+                    if len(body) > self._max_body:
+                        raise BodyTooLarge(f"the body has more than {self._max_body} bytes")
+        except TimeoutError as error:
+            raise SlowRequest(f"the request did not come to its end within {self._read_s:g} s") from error
+        except ClientDisconnect as error:
+            raise RequestCancelled("the client went away before its request was whole") from error
         return bytes(body)
 
     # -- generating ----------------------------------------------------------------------------------------------------------------
@@ -160,8 +170,7 @@ class HttpDoor:
     async def _detokenize(self, request: Request) -> Response:
         body, _ = parse_body(DetokenizeBody, await self._body(request))
         model = self._models.get(body.model) if body.model else self._models.default()
-        if body.tokens and max(body.tokens) >= model.card.vocab_size:
-            raise BadRequest(f"token ids go up to {model.card.vocab_size - 1}", param="tokens")
+        check_token_ids(body.tokens, model.card.vocab_size, "tokens")
         return respond({"prompt": model.tokenizer.decode(body.tokens)})
 
     async def _list_models(self, _request: Request) -> Response:
@@ -245,7 +254,7 @@ class RequestIds:
 
 def told(generation: Generation) -> dict[str, str]:
     """Where it ran, as response headers."""
-    prefill, decode = generation.workers()
+    prefill, decode = generation.worker_names()
     headers = {"x-slipstream-cached-tokens": str(generation.num_cached_tokens)}
     return headers | ({"x-slipstream-decode": decode} if decode else {}) | ({"x-slipstream-prefill": prefill} if prefill else {})
 

@@ -1,7 +1,8 @@
-"""The NATS front door: the same bodies as over HTTP, replies on the caller's inbox (DESIGN 8).
+"""The NATS front door: the same bodies as over HTTP, replies on the caller's inbox.
 
-`stream: true`: a message a chunk, an empty message ends. Otherwise one reply. An error stands in `Nats-Service-Error` and
-`Nats-Service-Error-Code`, with the API's error object as payload. The API key travels in an `Authorization` header.
+`stream: true`: a message a chunk, an empty message ends. Otherwise one reply, also if it is an error. An error stands in
+`Nats-Service-Error` and `Nats-Service-Error-Code`, with the API's error object as payload. The API key travels in an
+`Authorization` header.
 """
 
 from __future__ import annotations
@@ -74,21 +75,24 @@ class NatsDoor:
         self._free.release()
 
     async def _call(self, message: Message) -> None:
+        headers = {name.lower(): value for name, value in message.headers.items()}
         try:
-            await self._generate(message)
+            tenant = self._keys.tenant(headers.get("authorization", ""))
+            body = parse_call(message.payload)
+        except SlipstreamError as error:
+            await self._refuse(message.reply, error, is_stream=wants_stream(message.payload))
+            return
+        try:
+            await self._generate(message.reply, body, tenant, headers.get("traceparent", ""))
         except BusClosed as error:
             log.info("a call ended with the connection: %s", error)
         except SlipstreamError as error:
-            await self._refuse(message.reply, error)
+            await self._refuse(message.reply, error, is_stream=bool(body.stream))
         except Exception:
             log.exception("a call failed inside the gateway")
-            await self._refuse(message.reply, SlipstreamError("internal error"))
+            await self._refuse(message.reply, SlipstreamError("internal error"), is_stream=bool(body.stream))
 
-    async def _generate(self, message: Message) -> None:
-        headers = {name.lower(): value for name, value in message.headers.items()}
-        tenant = self._keys.tenant(headers.get("authorization", ""))
-        body = parse_call(message.payload)
-        caller = headers.get("traceparent", "")
+    async def _generate(self, inbox: str, body: GenerationBody, tenant: str, caller: str) -> None:
         client = Client(tenant, self._telemetry.mint_traceparent(caller), caller)
         admitted = await self._desk.admit(body, client)
         async with self._desk.generation(admitted, body, client, "nats") as generation:
@@ -96,27 +100,41 @@ class NatsDoor:
             async for piece in generation.pieces():
                 if body.stream:
                     for chunk in reply.chunks(piece):
-                        await self._bus.publish(message.reply, chunk)
+                        await self._bus.publish(inbox, chunk)
                 else:
                     reply.add(piece)
         if not body.stream:
-            await self._bus.publish(message.reply, msgspec.json.encode(reply.whole()))
+            await self._bus.publish(inbox, msgspec.json.encode(reply.whole()))
             return
         for chunk in reply.last_chunks():
-            await self._bus.publish(message.reply, chunk)
-        await self._bus.publish(message.reply, b"", headers={"ss-final": "1"})
+            await self._bus.publish(inbox, chunk)
+        await self._bus.publish(inbox, b"", headers={"ss-final": "1"})
 
-    async def _refuse(self, inbox: str, error: SlipstreamError) -> None:
+    async def _refuse(self, inbox: str, error: SlipstreamError, *, is_stream: bool) -> None:
         self._telemetry.count("nats_refused", reason=error.code)
         headers = {"Nats-Service-Error": error.message.replace("\r", " ").replace("\n", " "), "Nats-Service-Error-Code": str(error.status)}
         try:
             await self._bus.publish(inbox, msgspec.json.encode(error_body(error)), headers=headers)
-            await self._bus.publish(inbox, b"", headers={"ss-final": "1"})
+            if is_stream:
+                await self._bus.publish(inbox, b"", headers={"ss-final": "1"})
         except BusError as lost:
             log.info("an error could not be told to its caller: %s", lost)
 
     async def _models(self, _message: Message) -> bytes:
         return msgspec.json.encode({"object": "list", "data": self._http.model_list()})
+
+
+class _Peek(msgspec.Struct):
+    stream: bool | None = None
+
+
+def wants_stream(payload: bytes) -> bool:
+    """Of a call that is refused: whether its caller waits for an empty message."""
+    decode = msgspec.json.decode if payload.lstrip()[:1] == b"{" else msgspec.msgpack.decode
+    try:
+        return bool(decode(payload, type=_Peek).stream)
+    except (msgspec.MsgspecError, RecursionError):
+        return False
 
 
 def parse_call(payload: bytes) -> GenerationBody:

@@ -144,6 +144,8 @@ IGNORED = frozenset(
 
 B = TypeVar("B", bound=msgspec.Struct)
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
+_INDEX = re.compile(r"\[[\d.]+\]$")
+"""Behind the name of a list: which of its entries it was, the message tells."""
 
 
 def parse_body(body_type: type[B], body: bytes, *, is_msgpack: bool = False) -> tuple[B, list[str]]:
@@ -154,7 +156,7 @@ def parse_body(body_type: type[B], body: bytes, *, is_msgpack: bool = False) -> 
     except msgspec.ValidationError as error:
         message = str(error)
         path = _PATH.search(message)
-        param = path[1] if path and path[1] else _missing(message)
+        param = _INDEX.sub("", path[1]) if path and path[1] else _missing(message)
         raise BadRequest(_PATH.sub("", message), param=param) from error
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise BadRequest("the body is not valid JSON" if not is_msgpack else "the body is not valid msgpack") from error

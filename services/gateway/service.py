@@ -18,6 +18,7 @@ from services.gateway.desk import Desk
 from services.gateway.http import HttpDoor
 from services.gateway.models import Models
 from services.gateway.natsdoor import NatsDoor
+from services.gateway.protocol import bounded_protocol
 from services.gateway.secret import cluster_secret
 from services.gateway.sessions import Sessions
 from shared.bus.base import Bus
@@ -58,7 +59,15 @@ class GatewayService(Service):
         await self.sessions.start()
         admission = Admission(self.models, self.instance, secret, config.deadline_s)
         self._desk = Desk(self.bus, self.subjects, self.telemetry, self.instance, admission, self.sessions, config.max_requests)
-        http = HttpDoor(self._desk, self.models, keys, self.telemetry, config.max_body, strict_params=config.strict_params)
+        http = HttpDoor(
+            self._desk,
+            self.models,
+            keys,
+            self.telemetry,
+            max_body=config.max_body,
+            read_s=config.read_s,
+            strict_params=config.strict_params,
+        )
         self._nats_door = NatsDoor(self.bus, self.subjects, self._desk, http, keys, self.telemetry, self.spawn)
         await self._nats_door.start()
         await self._serve_http(http, listener)
@@ -68,7 +77,7 @@ class GatewayService(Service):
         self._http_address = f"{host}:{port}"
         settings = uvicorn.Config(
             http.app(),
-            http="httptools",
+            http=bounded_protocol(self.config.read_s, self.config.max_connections),
             loop="none",
             lifespan="off",
             log_config=None,

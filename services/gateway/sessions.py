@@ -76,6 +76,11 @@ class Sessions:
         self._fleet.on_change(self._on_lease)
         self._spawn(self._tick(), "sessions")
 
+    def name_of(self, instance: InstanceId | None) -> str | None:
+        """What people call a process; its id if it is gone."""
+        lease = self._fleet.get(instance) if instance else None
+        return lease.name if lease else instance
+
     # -- the client's side ---------------------------------------------------------------------------------------------------
     async def open(self, request: GenerateRequest) -> Stream:
         """Submit a request. Raises Overloaded or NoCapacity if it cannot be queued."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from services.gateway.config import GatewayConfig
 from services.gateway.service import GatewayService
 from shared.bus.base import Bus, Message
 from shared.config import ServiceConfig
-from shared.errors import ConfigError
+from shared.errors import BusTimeout, ConfigError
 from shared.service import mint_instance, run_service
 from shared.telemetry import NullTelemetry
 from tests.conftest import Buses
@@ -116,12 +117,26 @@ async def test_a_call_over_nats_is_answered_whole_or_streamed(cluster: Cluster, 
     ],
 )
 async def test_errors_over_nats_stand_in_headers(cluster: Cluster, make_bus: Buses, payload: bytes, key: str, status: int) -> None:
-    messages = await replies(await make_bus(), cluster, payload, **({"Authorization": key} if key else {}))
-    headers = {name.lower(): value for name, value in messages[0].headers.items()}
+    bus, subject = await make_bus(), cluster.gateway.subjects.front_door("generate")
+    asked = bus.request_many(subject, payload, stall_s=10.0, headers={"Authorization": key} if key else {})
+    message = await anext(asked)
+    await asked.aclose()  # type: ignore[attr-defined]
+    headers = {name.lower(): value for name, value in message.headers.items()}
     assert headers["nats-service-error-code"] == str(status)
     assert headers["nats-service-error"]
-    assert set(msgspec.json.decode(messages[0].payload)["error"]) == {"message", "type", "param", "code"}
-    assert messages[-1].payload == b""
+    assert set(msgspec.json.decode(message.payload)["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_an_error_is_one_message_and_ends_a_stream(cluster: Cluster, make_bus: Buses) -> None:
+    bus, subject = await make_bus(), cluster.gateway.subjects.front_door("generate")
+    headers = {"Authorization": "Bearer red-key"}
+    for stream in (False, True):
+        asked = bus.request_many(subject, body(max_tokens=10**9, stream=stream), stall_s=0.3, headers=headers)
+        messages = []
+        with contextlib.suppress(BusTimeout):
+            async for message in asked:
+                messages.append(message)
+        assert [bool(message.payload) for message in messages] == ([True, False] if stream else [True])
 
 
 @pytest.mark.parametrize("text", ["", "red", "red:xyz", "re d:" + "0" * 64, "red:" + "0" * 63])

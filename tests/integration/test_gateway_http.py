@@ -9,14 +9,16 @@ from typing import Any
 import msgspec
 import pytest
 import pytest_asyncio
+import uvicorn
 
 from services.decode.service import DecodeService
+from services.gateway.protocol import bounded_protocol
 from services.gateway.service import GatewayService
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.bus.streams import provision
 from shared.messages.subjects import Subjects
 from tests.support.cluster import Cluster
-from tests.support.http import Reply, Web, request_bytes
+from tests.support.http import Reply, Web, read_reply, request_bytes
 from tests.support.model_fixture import MODEL
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.asyncio(loop_scope="module")]
@@ -24,6 +26,8 @@ pytestmark = [pytest.mark.timeout(60), pytest.mark.asyncio(loop_scope="module")]
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 NAMESPACE = "httpdoor"
+READ_S = 1.0
+"""How long the gateway waits for the rest of a request."""
 
 
 class Door:
@@ -49,7 +53,7 @@ async def door(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Door]:
         return buses[-1]
 
     await provision(await make_bus(), Subjects(NAMESPACE))
-    async with Cluster(make_bus, NAMESPACE, tmp_path_factory.mktemp("door"), "a=0,d=2") as cluster:  # type: ignore[arg-type]
+    async with Cluster(make_bus, NAMESPACE, tmp_path_factory.mktemp("door"), "a=0,d=2", read_s=READ_S) as cluster:  # type: ignore[arg-type]
         worker = await cluster.decode()
         await cluster.router()
         await cluster.served()
@@ -108,6 +112,13 @@ BAD: list[tuple[str, bytes | dict[str, Any], int, str | None]] = [
     (TEXT, text(prompt=[[]]), 400, "prompt"),
     (TEXT, text(prompt=["a", 1]), 400, "prompt"),
     (TEXT, text(prompt=[10**7]), 400, "prompt"),
+    (TEXT, text(prompt=[-1]), 400, "prompt"),
+    (TEXT, text(prompt=[1000, 2**70]), 400, "prompt"),
+    (TEXT, text(prompt=[[1000], [49_152]]), 400, "prompt"),
+    (TEXT, text(stop_token_ids=[49_152]), 400, "stop_token_ids"),
+    (TEXT, text(stop_token_ids=[-1]), 400, "stop_token_ids"),
+    (CHAT, chat(tools=[{}]), 501, None),
+    (CHAT, chat(tools=[{"type": "function"}], tool_choice="auto"), 501, None),
     (TEXT, text(prompt=[1000] * 9000), 400, "messages"),
     (TEXT, text(prompt=5), 400, "prompt"),
     (TEXT, text(logprobs=21), 400, "logprobs"),
@@ -150,6 +161,53 @@ async def test_a_large_body_is_not_read_to_its_end(door: Door) -> None:
     assert b" 413 " in await reader.readline()
     writer.close()
     await door.is_unharmed()
+
+
+async def test_a_request_that_does_not_come_to_its_end_is_given_up(door: Door) -> None:
+    reader, writer = await door.web.connect()
+    writer.write(request_bytes("POST", CHAT).replace(b"content-length: 0", b"content-length: 100") + b'{"model":')
+    assert b" 408 " in await reader.readline()
+    writer.close()
+    await door.is_unharmed()
+
+
+@pytest.mark.parametrize("begun", [b"", b"POST /v1/chat/completions HT", b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-slow: "])
+async def test_a_head_that_does_not_come_to_its_end_costs_its_connection(begun: bytes) -> None:
+    """Against the protocol alone, with a patience that a test has."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError("there was no request")
+
+    settings = uvicorn.Config(app, http=bounded_protocol(0.2, 100), lifespan="off", log_config=None, port=0)
+    settings.load()
+    server = uvicorn.Server(settings)
+    server.lifespan = settings.lifespan_class(settings)
+    await server.startup()
+    host, port = server.servers[0].sockets[0].getsockname()[:2]
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(begun)
+    assert await reader.read() == b""
+    writer.close()
+    await server.shutdown()
+
+
+async def test_what_is_no_http_is_refused_in_the_apis_words(door: Door) -> None:
+    reader, writer = await door.web.connect()
+    writer.write(b"\x16\x03\x01 not http\r\n\r\n")
+    reply = await read_reply(reader)
+    assert (reply.status, reply.error["type"]) == (400, "invalid_request_error")
+    writer.close()
+    await door.is_unharmed()
+
+
+async def test_a_client_that_leaves_in_the_middle_of_its_request_is_no_fault(door: Door, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(5):
+        _, writer = await door.web.connect()
+        writer.write(request_bytes("POST", CHAT).replace(b"content-length: 0", b"content-length: 100") + b'{"model":')
+        await writer.drain()
+        writer.transport.abort()
+    await door.is_unharmed()
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 async def test_routes_methods_and_ids(door: Door) -> None:
