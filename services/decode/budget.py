@@ -1,4 +1,4 @@
-"""How many prompt tokens a decode step may compute beside the decoding sequences (DESIGN 7)."""
+"""How many prompt tokens a decode step may compute beside the decoding sequences."""
 
 from __future__ import annotations
 

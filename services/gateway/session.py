@@ -1,4 +1,4 @@
-"""One request: epoch, instance, index, terminal event (DESIGN 4 and law 3). A pure state machine: events in, actions out.
+"""One request: epoch, instance, index, terminal event. A pure state machine: events in, actions out.
 
 The session accepts output token `index` of the current epoch exactly once and in order, from one instance an epoch: the one whose tokens or
 Finish came first. It ends exactly once. `now_s` is the link clock: it stands still while the gateway itself is cut off.

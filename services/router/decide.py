@@ -1,4 +1,4 @@
-"""Where a request is prefilled and decoded, and why (DESIGN 6). Pure: state in, Decision out. No span, log or metric inside."""
+"""Where a request is prefilled and decoded, and why. Pure: state in, Decision out. No span, log or metric inside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sketches of prompts: 64-bit SimHashes of fixed spans, of shingles of 3 tokens, weighted by how rare they are (DESIGN 6.3)."""
+"""Sketches of prompts: 64-bit SimHashes of fixed spans, of shingles of 3 tokens, weighted by how rare they are."""
 
 from __future__ import annotations
 

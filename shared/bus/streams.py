@@ -1,4 +1,4 @@
-"""The rules of every stream, durable and bucket (DESIGN section 3). A name alone tells its rules, so anybody can make again what was wiped.
+"""The rules of every stream, durable and bucket. A name alone tells its rules, so anybody can make again what was wiped.
 
 The work queues lie in memory: the gateway holds the truth about every request and submits again what is lost, so that a disk would
 add a way to fail (full, slow, corrupt) and save nothing.

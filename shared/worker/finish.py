@@ -1,4 +1,4 @@
-"""The only way anything behind the gateway ends a request: Finish, repeated until it is answered (DESIGN 4.4)."""
+"""The only way anything behind the gateway ends a request: Finish, repeated until it is answered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever holds a request says so: Progress on the gateway's token subject, twice a second (DESIGN 4.6)."""
+"""Whoever holds a request says so: Progress on the gateway's token subject, twice a second."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ async def test_every_service_can_live(user: User, connect_as: Connect, nothing_w
 
 
 async def test_a_request_goes_all_the_way(connect_as: Connect, nothing_was_denied: list[NatsBus]) -> None:
-    """Every message of DESIGN section 4, sent and received by who has to."""
+    """Every message of a request's way, sent and received by who has to."""
     gateway, router, prefill, decode, kvstore, planner, console = [await connect_as(user) for user in USERS if user != "client"]
     nothing_was_denied += [gateway, router, prefill, decode, kvstore, planner, console]
 

@@ -1,4 +1,4 @@
-"""The races of DESIGN 4, each played by hand: real gateway, router and decode services over either bus."""
+"""The races between a request's parts, each played by hand: real gateway, router and decode services over either bus."""
 
 from __future__ import annotations
 
