@@ -112,6 +112,11 @@ def live_runs(root: Path) -> list[Run]:
     return [run for run in runs if process_start(run.pid) == run.pid_start]
 
 
+def last_run(root: Path) -> Run | None:
+    """The newest run of this state folder, alive or not."""
+    return next((run for folder in sorted(root.glob("run-*"), reverse=True) if (run := read_run(folder))), None)
+
+
 def find_run(root: Path) -> Run:
     """The run that commands talk to: the newest that has its own NATS, else the newest. EnvironmentFault if none lives.
 

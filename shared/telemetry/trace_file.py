@@ -9,12 +9,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from shared.errors import EnvironmentFault
-from shared.telemetry.telemetry import Attribute, Span
+from shared.telemetry.telemetry import Span
 
 QUEUE_SPANS = 8192
 EVERY_S = 0.25
@@ -49,7 +49,8 @@ class TraceLine(msgspec.Struct, frozen=True, gc=False):
     instance: str
     start_ns: int
     end_ns: int
-    attributes: dict[str, Attribute]
+    attributes: dict[str, Any]
+    """As in `Span`."""
 
 
 class TraceFile:

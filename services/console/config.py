@@ -1,0 +1,106 @@
+"""`slipstream config`: every setting of a service, its value, and where it comes from."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from services.console.run_folder import find_run, state_dir
+from services.console.terminal import Terminal, table
+from shared.config import read_config, to_environ, variable_of
+from shared.errors import ConfigError, EnvironmentFault
+from shared.types import Role
+
+ROLES = typing.get_args(Role)
+
+
+class Setting(NamedTuple):
+    """`origin`: default, environment (set where this command runs too), or flag (given by who started the process)."""
+
+    variable: str
+    value: str
+    default: str
+    origin: str
+
+
+def run(argv: Sequence[str]) -> int:
+    """The command. Exit 2 if a value does not fit."""
+    parser = argparse.ArgumentParser(
+        prog="slipstream config",
+        description="Every setting of a service. Of the running process where there is one, else as it would start from this environment.",
+    )
+    parser.add_argument("service", help=f"a process (decode-0) or a role: {', '.join(ROLES)}")
+    parser.add_argument("--origin", action="store_true", help="where each value comes from, and the default")
+    parser.add_argument("--changed", action="store_true", help="only what is not the default")
+    parser.add_argument("--json", action="store_true", help="for scripts")
+    parser.add_argument("--state-dir", type=Path, help="where `up` was told to keep its runs")
+    options = parser.parse_args(argv)
+    role = options.service if options.service in ROLES else options.service.rpartition("-")[0]
+    if role not in ROLES:
+        raise ConfigError("service", options.service, "no such service", remedy=f"One of {', '.join(ROLES)}, or a process such as decode-0")
+    environ, source = environment_of(options.service, role, state_dir(options.state_dir))
+    settings = [one for one in settings_of(role, environ, os.environ) if not options.changed or one.value != one.default]
+    if options.json:
+        sys.stdout.write(msgspec.json.encode([one._asdict() for one in settings]).decode() + "\n")
+        return 0
+    terminal = Terminal()
+    terminal.say(f"{options.service}: {source}")
+    rows = [("setting", "value", *(("origin", "default") if options.origin else ()))]
+    rows += [(one.variable, one.value or "–", *((one.origin, one.default or "–") if options.origin else ())) for one in settings]
+    for line in table(rows):
+        terminal.say(line)
+    return 0
+
+
+def environment_of(service: str, role: str, root: Path) -> tuple[Mapping[str, str], str]:
+    """The variables of the running process of that name (or the first of that role), else ours."""
+    try:
+        running = find_run(root).services
+    except EnvironmentFault:
+        running = {}
+    name = next((name for name in sorted(running) if name == service or name.rpartition("-")[0] == service), "")
+    try:
+        raw = Path(f"/proc/{running[name]}/environ").read_bytes() if name else b""
+    except OSError:
+        raw = b""
+    if not raw:
+        return os.environ, f"as a {role} would start from this environment"
+    pairs = (entry.partition("=") for entry in raw.decode(errors="replace").split("\0") if entry)
+    return {key: value for key, _, value in pairs}, f"as {name} runs (pid {running[name]})"
+
+
+def settings_of(role: str, environ: Mapping[str, str], ours: Mapping[str, str]) -> list[Setting]:
+    """In the order of the service's own struct. Raises ConfigError for a value that does not fit."""
+    module = importlib.import_module(f"services.{role}.config")
+    config_type: type[msgspec.Struct] = next(
+        one for name, one in vars(module).items() if name.lower() == f"{role}config" and isinstance(one, type)
+    )
+    required = {variable_of(name): "/required" for name in _required(config_type)}
+    values = to_environ(read_config(config_type, required | dict(environ)))
+    defaults = to_environ(read_config(config_type, required))
+    settings = []
+    for variable in _variables(config_type):
+        origin = "default" if variable not in environ else "environment" if ours.get(variable) == environ[variable] else "flag"
+        shown = "" if variable in required and variable not in environ else values.get(variable, "")
+        settings.append(Setting(variable, shown, "" if variable in required else defaults.get(variable, ""), origin))
+    return settings
+
+
+def _required(config_type: type[Any]) -> list[str]:
+    return [field.name for field in msgspec.structs.fields(config_type) if field.required]
+
+
+def _variables(config_type: type[Any]) -> Iterator[str]:
+    for field, hint in zip(msgspec.structs.fields(config_type), typing.get_type_hints(config_type).values(), strict=False):
+        if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+            yield from _variables(hint)
+        else:
+            yield variable_of(field.name)

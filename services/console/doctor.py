@@ -1,0 +1,78 @@
+"""`slipstream doctor`: what is wrong here, and what to do about it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from services.console.findings import Finding, cache_findings, environment_findings, stack_findings
+from services.console.fleet_view import read_leases, visit
+from services.console.pages import Pages, read_pages
+from services.console.run_folder import find_run, state_dir
+from services.console.terminal import Terminal
+from shared.errors import EnvironmentFault, SlipstreamError
+from shared.messages.fleet import WorkerLease
+
+PARTS = ("environment", "stack", "cache")
+
+
+def run(argv: Sequence[str]) -> int:
+    """The command. Exit 1 if something is broken; what only could be better does not count."""
+    parser = argparse.ArgumentParser(
+        prog="slipstream doctor", description="What is wrong, and what to do: this machine, the running stack, why prompts are not cached."
+    )
+    parser.add_argument("part", nargs="?", choices=PARTS, help="only this (default: all)")
+    parser.add_argument("--json", action="store_true", help="for scripts")
+    parser.add_argument("--state-dir", type=Path, help="where `up` was told to keep its runs")
+    options = parser.parse_args(argv)
+    findings = examine(state_dir(options.state_dir), (options.part,) if options.part else PARTS)
+    if options.json:
+        sys.stdout.write(msgspec.json.encode(findings).decode() + "\n")
+    else:
+        terminal = Terminal()
+        for part, found in findings.items():
+            terminal.say(terminal.paint(part, "bold"))
+            for finding in found:
+                show(finding, terminal)
+    return 1 if any(finding.state == "failed" for found in findings.values() for finding in found) else 0
+
+
+def show(finding: Finding, terminal: Terminal) -> None:
+    terminal.say(f"  {terminal.mark(finding.state)} {finding.text}")
+    for line in finding.remedy.splitlines():
+        terminal.say(f"      {line}")
+
+
+def examine(root: Path, parts: Sequence[str]) -> dict[str, list[Finding]]:
+    """Part → findings, in order. A stack that does not run is a finding, not an error."""
+    findings: dict[str, list[Finding]] = {}
+    if "environment" in parts:
+        findings["environment"] = environment_findings(root)
+    asked = [part for part in ("stack", "cache") if part in parts]
+    if not asked:
+        return findings
+    try:
+        stack = find_run(root)
+    except EnvironmentFault as fault:
+        return findings | {part: [Finding("warning", fault.message, fault.remedy)] for part in asked}
+    try:
+        looked = asyncio.run(_look(root))
+    except SlipstreamError as error:
+        return findings | {part: [Finding("failed", f"the stack cannot be asked: {error.message}", error.remedy)] for part in asked}
+    leases, pages = looked
+    if "stack" in asked:
+        findings["stack"] = stack_findings(stack, leases, pages)
+    if "cache" in asked:
+        findings["cache"] = cache_findings(pages)
+    return findings
+
+
+async def _look(root: Path) -> tuple[list[WorkerLease], Pages]:
+    async with visit(find_run(root)) as (bus, subjects):
+        leases = await read_leases(bus, subjects)
+    return leases, await read_pages(leases)

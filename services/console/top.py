@@ -1,0 +1,133 @@
+"""`slipstream top`: the running stack, live."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from services.console.figures import Look, figures
+from services.console.fleet_view import read_leases, read_loads, visit
+from services.console.pages import read_pages
+from services.console.run_folder import find_run, state_dir
+from services.console.terminal import Terminal, age_text, size_text, table
+
+_HOME, _CLEAR_BELOW, _HIDE, _SHOW = "\x1b[H", "\x1b[J", "\x1b[?25l", "\x1b[?25h"
+_WHOLE = "\x1b[2J"
+_ORDER = ("gateway", "router", "prefill", "decode", "kvstore", "planner")
+
+
+def run(argv: Sequence[str]) -> int:
+    """The command; until Ctrl-C."""
+    parser = argparse.ArgumentParser(
+        prog="slipstream top", description="The running stack, live: workers, queues, tiers, hit rates, latencies. Ctrl-C ends it."
+    )
+    parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="between two looks (default 1)")
+    parser.add_argument("--once", action="store_true", help="one screen, after one interval")
+    parser.add_argument("--json", action="store_true", help="an object a look, a line each, for scripts")
+    parser.add_argument("--state-dir", type=Path, help="where `up` was told to keep its runs")
+    options = parser.parse_args(argv)
+    if not 0.1 <= options.interval <= 3600:
+        parser.error("--interval: from 0.1 to 3600 seconds")
+    asyncio.run(_watch(options))
+    return 0
+
+
+async def _watch(options: argparse.Namespace) -> None:
+    terminal = Terminal()
+    stack = find_run(state_dir(options.state_dir))
+    redraws = terminal.is_live and not (options.once or options.json)
+    async with visit(stack) as (bus, subjects):
+
+        async def look() -> Look:
+            leases = await read_leases(bus, subjects)
+            workers = {lease.instance for lease in leases if lease.role in ("prefill", "decode")}
+            loads, pages = await asyncio.gather(read_loads(bus, subjects, workers), read_pages(leases))
+            leases.sort(key=lambda lease: (_ORDER.index(lease.role), lease.name))
+            return Look(time.monotonic(), leases, loads, pages)
+
+        before = await look()
+        try:
+            if redraws:
+                terminal.stream.write(_HIDE + _WHOLE)
+            while True:
+                await asyncio.sleep(options.interval)
+                after = await look()
+                if options.json:
+                    sys.stdout.write(msgspec.json.encode(figures(before, after)).decode() + "\n")
+                    sys.stdout.flush()
+                else:
+                    lines = screen(before, after, stack.http_url, terminal)
+                    terminal.say((_HOME if redraws else "") + "\n".join(line + ("\x1b[K" if redraws else "") for line in lines))
+                    if redraws:
+                        terminal.stream.write(_CLEAR_BELOW)
+                if options.once:
+                    return
+                before = after
+        finally:
+            if redraws:
+                terminal.stream.write(_SHOW)
+                terminal.stream.flush()
+
+
+def screen(before: Look, after: Look, http_url: str, terminal: Terminal) -> list[str]:
+    """The figures for people."""
+    told = figures(before, after)
+    hit = "–" if told["hit_rate"] is None else f"{told['hit_rate']:.0%}"
+    lines = [
+        f"{terminal.paint('slipstream', 'bold')}  {time.strftime('%H:%M:%S')}  {http_url}",
+        "",
+        f"requests  {told['running']:.0f} running · {told['queued']:.0f} waiting · {told['requests_per_s']:.1f}/s ended"
+        + _alarm(told["errors_per_s"], "errors", "red", terminal)
+        + _alarm(told["migrated_per_s"], "moved", "yellow", terminal),
+        f"tokens    {told['output_tokens_per_s']:,.0f}/s out · {told['prompt_tokens_per_s']:,.0f}/s in, {hit} of them from a cache",
+        f"latency   first token {_quantiles(told['ttft_ms'])} · between tokens {_quantiles(told['itl_ms'])}",
+    ]
+    for tier, one in told["tiers"].items():
+        lines.append(
+            f"{tier:<8}  {_bar(one['used_bytes'], one['bytes'])} {size_text(one['used_bytes'])} of {size_text(one['bytes'])} · "
+            f"{one['blocks']:,.0f} blocks · {one['loaded_blocks_per_s']:,.0f}/s loaded"
+        )
+    misses = {reason: value for reason, value in told["miss_tokens_per_s"].items() if value > 0}
+    if misses:
+        lines.append(
+            "computed  " + " · ".join(f"{value:,.0f} tok/s {reason}" for reason, value in sorted(misses.items(), key=lambda one: -one[1]))
+        )
+    rows: list[Sequence[str]] = [("service", "state", "load", "kv", "step", "cpu", "memory", "up")]
+    for lease, one in zip(after.leases, told["services"], strict=True):
+        rows.append(
+            (
+                lease.name,
+                lease.state,
+                f"{one['running']} run {one['waiting']} wait" if one["running"] is not None else "–",
+                f"{one['used_blocks'] / one['blocks']:.0%} of {one['blocks']}" if one["blocks"] else "–",
+                f"{one['step_ms']:.1f} ms" if one["step_ms"] else "–",
+                f"{one['cpu_share']:.0%}",
+                size_text(one["memory_bytes"]),
+                age_text(time.time() - lease.started_at_ns / 1e9),
+            )
+        )
+    lines += ["", *table(rows)]
+    if after.pages.silent:
+        lines.append(f"{terminal.mark('warning')} no /metrics from {', '.join(after.pages.silent)}")
+    return lines
+
+
+def _alarm(per_s: float, what: str, colour: str, terminal: Terminal) -> str:
+    return " · " + terminal.paint(f"{per_s:.1f}/s {what}", colour) if per_s else ""
+
+
+def _quantiles(values: dict[str, float | None]) -> str:
+    if not any(value is not None for value in values.values()):
+        return "–"
+    return " ".join(f"{name} {value:,.0f}" for name, value in values.items() if value is not None) + " ms"
+
+
+def _bar(part: float, whole: float, width: int = 20) -> str:
+    filled = round(width * part / whole) if whole else 0
+    return "█" * filled + "░" * (width - filled)

@@ -1,0 +1,203 @@
+"""`slipstream trace`: one request's way through the services, drawn."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from services.console.run_folder import Run, find_run, last_run, state_dir
+from services.console.terminal import Terminal
+from shared.errors import EnvironmentFault, SlipstreamError
+from shared.telemetry.trace_file import TraceLine
+
+BAR = 40
+_ARRIVE_S = 2.0
+"""Spans are written a quarter of a second after their end; those of a request that has just ended are waited for."""
+
+Spans = list[TraceLine]
+
+
+def run(argv: Sequence[str]) -> int:
+    """The command. Exit 1 if there is no such trace."""
+    parser = argparse.ArgumentParser(
+        prog="slipstream trace", description="One request's way through the services: stages, times, where it was routed and why."
+    )
+    parser.add_argument("id", nargs="?", default="last", help="a trace id or its beginning, a request id, or last (default)")
+    parser.add_argument("--list", action="store_true", help="the latest traces, a line each")
+    parser.add_argument("--json", action="store_true", help="the spans, for scripts")
+    parser.add_argument("--state-dir", type=Path, help="where `up` was told to keep its runs")
+    options = parser.parse_args(argv)
+    root = state_dir(options.state_dir)
+    folder = _folder(root)
+    terminal = Terminal()
+    if options.list:
+        for line in listed(list(read_spans(folder))):
+            terminal.say(line)
+        return 0
+    spans = find_trace(folder, options.id)
+    if not spans:
+        raise SlipstreamError(f"no trace {options.id} in {folder}", remedy="slipstream trace --list shows the latest")
+    if options.json:
+        sys.stdout.write(msgspec.json.encode(spans).decode() + "\n")
+    else:
+        for line in draw(spans, terminal):
+            terminal.say(line)
+    return 0
+
+
+def _folder(root: Path) -> Path:
+    """The traces of the running stack, else of the last one."""
+    try:
+        run: Run | None = find_run(root)
+    except EnvironmentFault:
+        run = last_run(root)
+    folder = run.folder / "traces" if run else None
+    if folder is None or not folder.is_dir():
+        where = f"{run.folder}" if run else f"{root}"
+        raise EnvironmentFault(f"no trace files in {where}", remedy="With a collector, traces are there: OTEL_EXPORTER_OTLP_ENDPOINT")
+    return folder
+
+
+def read_spans(folder: Path) -> Iterator[TraceLine]:
+    """Of all services. A line that is being written is left out."""
+    decode = msgspec.json.Decoder(TraceLine).decode
+    for file in sorted(folder.glob("*.jsonl.1")) + sorted(folder.glob("*.jsonl")):
+        for line in file.read_bytes().splitlines():
+            try:
+                yield decode(line)
+            except msgspec.MsgspecError:
+                continue
+
+
+def find_trace(folder: Path, asked: str) -> Spans:
+    """Its spans by their beginning; waits a little for those of a request that has just ended."""
+    until_s = time.monotonic() + _ARRIVE_S
+    while True:
+        spans = list(read_spans(folder))
+        trace_id = _trace_id(spans, asked)
+        found = sorted((span for span in spans if span.trace_id == trace_id), key=lambda span: span.start_ns)
+        if any(is_call(span) for span in found) or time.monotonic() > until_s:
+            return found
+        time.sleep(0.1)
+
+
+def _trace_id(spans: Iterable[TraceLine], asked: str) -> str | None:
+    if asked == "last":
+        calls = [span for span in spans if is_call(span)]
+        return max(calls, key=lambda span: span.end_ns).trace_id if calls else None
+    return next((span.trace_id for span in spans if span.trace_id.startswith(asked) or span.attributes.get("request_id") == asked), None)
+
+
+def is_call(span: TraceLine) -> bool:
+    """The gateway's span, of the whole."""
+    return "gen_ai.operation.name" in span.attributes
+
+
+def listed(spans: Spans, limit: int = 20) -> list[str]:
+    calls = sorted((span for span in spans if is_call(span)), key=lambda span: span.end_ns)[-limit:]
+    return [
+        f"{span.trace_id[:8]}  {time.strftime('%H:%M:%S', time.localtime(span.start_ns / 1e9))}  {_ms(span):>8.1f} ms  {_summary(span)}"
+        for span in calls
+    ]
+
+
+def draw(spans: Spans, terminal: Terminal) -> list[str]:
+    """The waterfall, then the routing."""
+    call = next((span for span in spans if is_call(span)), spans[0])
+    start_ns, end_ns = min(span.start_ns for span in spans), max(span.end_ns for span in spans)
+    names = {span.instance: span.service for span in spans}
+    lines = [f"trace {call.trace_id}  {_summary(call)}", ""]
+    width = max(len(span.service) for span in spans)
+    stage = max(len(_stage(span)) for span in spans)
+    lines.append(f"  {'service':<{width}}  {'stage':<{stage}}  {'starts':>8}  {'ms':>8}")
+    for depth, span in _in_order(spans):
+        bar = _bar((span.start_ns - start_ns) / (end_ns - start_ns or 1), (span.end_ns - start_ns) / (end_ns - start_ns or 1))
+        name = " " * depth + _stage(span)
+        lines.append(
+            f"  {span.service:<{width}}  {name:<{stage}}  {(span.start_ns - start_ns) / 1e6:>8.1f}  {_ms(span):>8.1f}  "
+            f"{terminal.paint(bar, 'green')}  {terminal.paint(_told(span), 'dim')}".rstrip()
+        )
+    for span in spans:
+        if span.name == "router route":
+            lines += ["", *_routing(span, names, terminal)]
+    return lines
+
+
+def _in_order(spans: Spans) -> Iterator[tuple[int, TraceLine]]:
+    """(depth, span): children behind their parents, by their beginning."""
+    ids = {span.span_id for span in spans}
+
+    def below(parent_id: str, depth: int) -> Iterator[tuple[int, TraceLine]]:
+        for span in spans:
+            if span.parent_id == parent_id:
+                yield depth, span
+                yield from below(span.span_id, depth + 1)
+
+    for span in spans:
+        if span.parent_id not in ids:
+            yield 0, span
+            yield from below(span.span_id, 1)
+
+
+def _bar(begins: float, ends: float) -> str:
+    """From `begins` to `ends`, both from 0 to 1. What is shorter than a character is a thin one."""
+    first = min(int(begins * BAR), BAR - 1)
+    length = round((ends - begins) * BAR)
+    return (" " * first + ("█" * length if length else "▏"))[:BAR].ljust(BAR)
+
+
+def _ms(span: TraceLine) -> float:
+    return (span.end_ns - span.start_ns) / 1e6
+
+
+def _stage(span: TraceLine) -> str:
+    return span.name if is_call(span) else span.name.split(" ", 1)[-1]
+
+
+def _summary(call: TraceLine) -> str:
+    told = call.attributes
+    if not is_call(call):
+        return "its call has not ended, or its gateway is gone"
+    moved = f" · moved {told['num_migrations']} times" if told.get("num_migrations") else ""
+    return (
+        f"{call.name} · {told.get('outcome')} · {told.get('gen_ai.usage.input_tokens')} prompt tokens "
+        f"({told.get('gen_ai.usage.cache_read.input_tokens')} cached) · {told.get('gen_ai.usage.output_tokens')} out · "
+        f"first after {float(told.get('ttft_ms') or 0):.1f} ms{moved}"
+    )
+
+
+def _told(span: TraceLine) -> str:
+    """What a stage did, in a few words."""
+    numbers = {name.removeprefix("num_").replace("_", " "): value for name, value in span.attributes.items() if name.startswith("num_")}
+    if is_call(span) or span.name == "router route":
+        return ""
+    words = [f"{value} {name}" for name, value in numbers.items() if value]
+    reason = span.attributes.get("reason")
+    return ", ".join([*words, *([str(reason)] if reason else [])])
+
+
+def _routing(span: TraceLine, names: dict[str, str], terminal: Terminal) -> list[str]:
+    """Where to, why, and what the others looked like."""
+    told = span.attributes
+    decode, prefill = str(told.get("decode_worker")), str(told.get("prefill_worker") or "")
+    way = " → ".join(names.get(worker, worker) for worker in (prefill, decode) if worker)
+    lines = [
+        f"routed to {way}: {told.get('reason')}",
+        f"  {told.get('num_overlap_tokens')} prompt tokens are there, {told.get('num_uncached_tokens')} to compute"
+        + (f" ({told['miss']})" if told.get("miss") else "")
+        + (f" · a similar prompt has {told['similar_blocks']} blocks" if told.get("similar_blocks") else ""),
+    ]
+    candidates = [one.rstrip(")") for one in str(told.get("candidates", "")).split(") ") if one]
+    if candidates:
+        lines.append("  the lowest score is chosen, ties by chance:")
+    for candidate in candidates:
+        worker, _, rest = candidate.partition(":")
+        score, _, features = rest.partition("(")
+        mark = terminal.mark("done") if worker == decode else " "
+        lines.append(f"  {mark} {names.get(worker, worker):<12} {score:>8}   {features}")
+    return lines
