@@ -23,6 +23,9 @@ Device = Literal["cpu", "cuda", "sim"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 _ENGINE = EngineConfig()
 
+MIN_ARENA_BYTES = 4 * 2**20
+"""Of the DRAM tier: some blocks of a small model."""
+
 
 class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Flags of `up`, checked."""
@@ -129,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     model.add_argument("--sim-profile", default=_from_env("sim_profile"), metavar="A=…", help="times of the simulated engine, ms")
     places = parser.add_argument_group("places")
     places.add_argument(
-        "--kv-dram", type=_size, default=os.environ.get("SS_KV_DRAM", "1G"), metavar="SIZE", help="a host's arena (default 1G)"
+        "--kv-dram", type=_arena_size, default=os.environ.get("SS_KV_DRAM", "1G"), metavar="SIZE", help="a host's arena (default 1G)"
     )
     places.add_argument(
         "--kv-ssd",
@@ -190,6 +193,14 @@ def _size(text: str) -> int:
         return parse_size(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _arena_size(text: str) -> int:
+    """Refused here what no arena can be made of: a store that starts, holds nothing and says so late."""
+    num_bytes = _size(text)
+    if num_bytes < MIN_ARENA_BYTES:
+        raise argparse.ArgumentTypeError(f"{text} holds no blocks; the least is {MIN_ARENA_BYTES // 2**20}M")
+    return num_bytes
 
 
 def _folder_and_size(text: str) -> str:

@@ -118,7 +118,8 @@ def last_run(root: Path) -> Run | None:
 
 
 def find_run(root: Path) -> Run:
-    """The run that commands talk to: the newest that has its own NATS, else the newest. EnvironmentFault if none lives.
+    """The run that commands talk to: the one that has its own NATS, else the newest. EnvironmentFault if none lives, or if several could
+    be meant and SS_RUN names none of them.
 
     Where SS_NATS_URL and SS_NATS_USER are set, as in a container, it is the stack on that NATS, of whose processes nothing is known here.
     """
@@ -127,7 +128,14 @@ def find_run(root: Path) -> Run:
     runs = live_runs(root)
     if not runs:
         raise EnvironmentFault(f"no stack is running (looked in {root})", remedy="Start one: slipstream up")
-    return next((run for run in reversed(runs) if not run.joined), runs[-1])
+    wanted = os.environ.get("SS_RUN", "")
+    own = [run for run in runs if not run.joined and wanted in ("", run.folder.name)]
+    if wanted and not own:
+        raise EnvironmentFault(f"{wanted} does not run", remedy=f"SS_RUN names one of: {', '.join(run.folder.name for run in runs)}")
+    if len(own) > 1:
+        names = ", ".join(run.folder.name for run in own)
+        raise EnvironmentFault(f"several stacks run here: {names}", remedy=f"Say which: SS_RUN={own[-1].folder.name} slipstream …")
+    return own[0] if own else runs[-1]
 
 
 def _run_elsewhere(config: ServiceConfig) -> Run:

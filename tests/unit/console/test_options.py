@@ -28,6 +28,7 @@ def test_flags_win_over_variables_and_variables_over_defaults(monkeypatch: pytes
         (["--decode", "two"], "--decode"),
         (["--port", "70000"], "--port"),
         (["--kv-dram", "much"], "--kv-dram"),
+        (["--kv-dram", "1K"], "the least is 4M"),
         (["--device", "tpu"], "--device"),
         (["--only", "gateway"], "--only"),
         (["--nonsense"], "--nonsense"),

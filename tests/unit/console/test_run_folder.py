@@ -58,6 +58,18 @@ def test_commands_talk_to_the_run_with_the_nats(tmp_path: Path) -> None:
     assert find_run(tmp_path) == own
 
 
+def test_of_several_stacks_one_must_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = make(tmp_path), make(tmp_path)
+    with pytest.raises(EnvironmentFault, match="several stacks run") as caught:
+        find_run(tmp_path)
+    assert f"SS_RUN={second.folder.name}" in caught.value.remedy
+    monkeypatch.setenv("SS_RUN", first.folder.name)
+    assert find_run(tmp_path) == first
+    monkeypatch.setenv("SS_RUN", "run-nothing")
+    with pytest.raises(EnvironmentFault, match="run-nothing does not run"):
+        find_run(tmp_path)
+
+
 def test_a_foreign_run_file_is_no_run(tmp_path: Path) -> None:
     run = make(tmp_path)
     (run.folder / "run.json").write_bytes(msgspec.json.encode({"pid": "x"}))
