@@ -17,7 +17,8 @@ from shared.telemetry.trace_file import TraceLine
 
 BAR = 40
 _ARRIVE_S = 2.0
-"""Spans are written a quarter of a second after their end; those of a request that has just ended are waited for."""
+_WRITTEN_S = 0.7
+"""Spans are written a quarter of a second after their end, a busy service's later: those of a request that has just ended are waited for."""
 
 Spans = list[TraceLine]
 
@@ -81,7 +82,8 @@ def find_trace(folder: Path, asked: str) -> Spans:
         spans = list(read_spans(folder))
         trace_id = _trace_id(spans, asked)
         found = sorted((span for span in spans if span.trace_id == trace_id), key=lambda span: span.start_ns)
-        if any(is_call(span) for span in found) or time.monotonic() > until_s:
+        ended_ns = max((span.end_ns for span in found if is_call(span)), default=time.time_ns())
+        if time.time_ns() - ended_ns > _WRITTEN_S * 1e9 or time.monotonic() > until_s:
             return found
         time.sleep(0.1)
 
