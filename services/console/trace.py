@@ -18,7 +18,7 @@ from shared.telemetry.trace_file import TraceLine
 BAR = 40
 _ARRIVE_S = 2.0
 _WRITTEN_S = 0.7
-"""Spans are written a quarter of a second after their end, a busy service's later: those of a request that has just ended are waited for."""
+"""Spans are written a quarter of a second after their end, a busy service's later: of a request that has just ended they are waited for."""
 
 Spans = list[TraceLine]
 
