@@ -10,13 +10,16 @@ from pathlib import Path
 
 import msgspec
 
+from services.console.bus_findings import bus_findings
+from services.console.bus_look import BusLook, look_at_bus
 from services.console.findings import Finding, cache_findings, environment_findings, stack_findings
 from services.console.fleet_view import read_leases, visit
 from services.console.pages import Pages, read_pages
-from services.console.run_folder import find_run, state_dir
+from services.console.run_folder import Run, find_run, state_dir
 from services.console.terminal import Terminal
 from shared.errors import EnvironmentFault, SlipstreamError
 from shared.messages.fleet import WorkerLease
+from shared.messages.subjects import Subjects
 
 PARTS = ("environment", "stack", "cache")
 
@@ -61,18 +64,19 @@ def examine(root: Path, parts: Sequence[str]) -> dict[str, list[Finding]]:
     except EnvironmentFault as fault:
         return findings | {part: [Finding("warning", fault.message, fault.remedy)] for part in asked}
     try:
-        looked = asyncio.run(_look(root))
+        looked = asyncio.run(_look(stack))
     except SlipstreamError as error:
         return findings | {part: [Finding("failed", f"the stack cannot be asked: {error.message}", error.remedy)] for part in asked}
-    leases, pages = looked
+    leases, pages, told = looked
     if "stack" in asked:
-        findings["stack"] = stack_findings(stack, leases, pages)
+        findings["stack"] = stack_findings(stack, leases, pages) + bus_findings(told, leases, Subjects(stack.namespace))
     if "cache" in asked:
         findings["cache"] = cache_findings(pages)
     return findings
 
 
-async def _look(root: Path) -> tuple[list[WorkerLease], Pages]:
-    async with visit(find_run(root)) as (bus, subjects):
+async def _look(stack: Run) -> tuple[list[WorkerLease], Pages, BusLook]:
+    async with visit(stack) as (bus, subjects):
         leases = await read_leases(bus, subjects)
-    return leases, await read_pages(leases)
+        pages, told = await asyncio.gather(read_pages(leases), look_at_bus(bus, subjects, leases))
+    return leases, pages, told

@@ -1,0 +1,121 @@
+"""What `doctor` makes of NATS, the routers' indexes and the clocks. Pure: looks in, findings out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from services.console.bus_look import BusLook, Index, Stream
+from services.console.findings import Finding
+from services.console.terminal import age_text, size_text
+from shared.bus.spec import StreamSpec
+from shared.bus.streams import stream_specs
+from shared.messages.fleet import WorkerLease
+from shared.messages.subjects import Subjects
+
+NEAR = 0.8
+"""Of a limit: worth a warning."""
+FULL = 0.95
+SKEW_S = 2.0
+"""Clocks are read to half a second; below this nothing in the system cares."""
+
+
+def bus_findings(look: BusLook, leases: Sequence[WorkerLease], subjects: Subjects) -> list[Finding]:
+    """Only what is not as it should be, except for one line that the streams are sound."""
+    return [*_streams(look.streams, leases, subjects), *_indexes(look.indexes, leases), *clock_findings(look.clocks_s)]
+
+
+# -- streams ---------------------------------------------------------------------------------------------------------------
+def _streams(streams: Mapping[str, Stream] | None, leases: Sequence[WorkerLease], subjects: Subjects) -> Iterator[Finding]:
+    if streams is None:
+        yield Finding("warning", "NATS does not tell about its streams", "May the console's user ask? slipstream nats config")
+        return
+    specs = stream_specs(subjects)
+    found = [finding for spec in specs for finding in _stream(spec, streams.get(spec.name))]
+    found += _queues([streams[name] for name in (subjects.stream("prefill"), subjects.stream("decode")) if name in streams], leases)
+    yield from found or [Finding("done", f"NATS has the {len(specs)} streams and buckets, none near its limit")]
+    dead = streams.get(subjects.stream("dead"))
+    if dead and dead.state.messages:
+        age = age_text((dead.ts - dead.state.last_ts).total_seconds())
+        yield Finding(
+            "warning",
+            f"{dead.state.messages} dead letters (given up after three deliveries), the last {age} ago",
+            "slipstream logs decode --level warning",
+        )
+
+
+def _stream(spec: StreamSpec, stream: Stream | None) -> Iterator[Finding]:
+    if stream is None:
+        yield Finding("failed", f"stream {spec.name} is not there: somebody deleted it", "It is made again at a service's next start")
+        return
+    config, state = stream.config, stream.state
+    if (config.retention, config.storage, config.discard) != (spec.retention, spec.storage, spec.discard):
+        yield Finding(
+            "failed",
+            f"stream {spec.name} has other rules than this version's ({config.retention}, {config.storage}, discard {config.discard})",
+            "It is of another version: stop the stack, delete the stream (or NATS' data), start again",
+        )
+    # What drops its oldest is full in the long run, and a bucket keeps the last of each key.
+    for used, limit, text in (
+        (state.bytes, config.max_bytes, f"{size_text(state.bytes)} of {size_text(config.max_bytes)}"),
+        (state.messages, config.max_msgs, f"{state.messages:,} of {config.max_msgs:,} messages"),
+    ):
+        if spec.discard == "new" and limit > 0 and used >= NEAR * limit:
+            yield Finding(
+                "failed" if used >= FULL * limit else "warning",
+                f"stream {spec.name} is {used / limit:.0%} full: {text}; when it is full, requests are refused",
+                "More comes than is computed: add workers (slipstream up --only decode), or send less",
+            )
+
+
+def _queues(streams: Sequence[Stream], leases: Sequence[WorkerLease]) -> Iterator[Finding]:
+    """Workers that have nearly as much waiting as one may have, and what waits for workers that are gone."""
+    names = {lease.instance: lease.name for lease in leases}
+    for stream in streams:
+        limit = stream.config.max_msgs_per_subject
+        for subject, waiting in sorted(stream.state.subjects.items()):
+            instance = subject.rpartition(".")[2]
+            if instance not in names:
+                yield Finding(
+                    "warning",
+                    f"{waiting} tasks in {stream.config.name} wait for {instance}, which is gone",
+                    "Requests are moved by themselves within seconds; if this stays, no router runs: slipstream logs router",
+                )
+            elif 0 < limit <= waiting / NEAR:
+                yield Finding("warning", f"{waiting} of at most {limit} tasks wait for {names[instance]}", "Is it stuck? slipstream logs")
+
+
+# -- indexes ---------------------------------------------------------------------------------------------------------------
+def _indexes(indexes: Mapping[str, Index | None], leases: Sequence[WorkerLease]) -> Iterator[Finding]:
+    """Sources that a router has heard nothing of: it sends their prompts elsewhere, or to be computed again."""
+    for router, index in indexes.items():
+        if index is None:
+            yield Finding("warning", f"{router} does not tell what it knows", "slipstream logs router")
+            continue
+        unknown = [lease.name for lease in leases if lease.state == "ready" and (source := _source(lease)) and source not in index]
+        if unknown:
+            yield Finding(
+                "warning",
+                f"{router} knows nothing yet of the blocks at {', '.join(unknown)}",
+                "Right after a start this is normal; later: slipstream logs router --level warning",
+            )
+
+
+def _source(lease: WorkerLease) -> str | None:
+    """By what name the blocks of a process stand in an index: a store's are its host's."""
+    if lease.role == "kvstore":
+        return lease.host
+    return lease.instance if lease.role in ("prefill", "decode") else None
+
+
+# -- clocks ----------------------------------------------------------------------------------------------------------------
+def clock_findings(clocks_s: Mapping[str, float]) -> list[Finding]:
+    """Deadlines are told as time left, so skew loses no request; but logs, traces and ages are dated by it."""
+    skewed = {name: offset for name, offset in clocks_s.items() if abs(offset) >= SKEW_S}
+    return [
+        Finding(
+            "warning",
+            f"the clock of {name} is {abs(offset):.0f} s {'ahead of' if offset > 0 else 'behind'} this machine's",
+            "Logs and traces of it are dated wrongly: chronyc makestep, or timedatectl set-ntp true",
+        )
+        for name, offset in sorted(skewed.items())
+    ]
