@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 import msgspec
 
+from services.console.warm import read_requests
 from services.gateway.auth import check_exposure
 from shared.config import TrueWords, parse_size
 from shared.engine.config import EngineConfig
@@ -52,7 +53,11 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     nats_port: int = 4222
     """Of the nats-server that is started; 0: any free one."""
     state_dir: Path | None = None
+    run: str = ""
+    """The stack that is joined, of several."""
     keys: Path | None = None
+    warm: Path | None = None
+    """Requests that are computed before the stack says ready."""
     threads: int = 0
     """CPU threads of each worker; 0: the machine's, divided among the workers."""
     sim_profile: str = _ENGINE.sim_profile
@@ -85,6 +90,10 @@ def parse_options(argv: Sequence[str]) -> UpOptions:
     for flag, path in (("--keys", options.keys), ("--nats-creds", options.nats_creds)):
         if path and not path.is_file():
             raise ConfigError(flag, str(path), "no such file")
+    if options.warm:
+        if "gateway" not in options.roles:
+            raise ConfigError("--warm", str(options.warm), "needs a gateway, and --only starts none")
+        read_requests(options.warm)
     if "gateway" in options.roles:
         _check_exposure(options)
     return options
@@ -154,12 +163,19 @@ def _parser() -> argparse.ArgumentParser:
     places.add_argument(
         "--keys", type=Path, default=_path_from_env("SS_KEYS_FILE"), metavar="FILE", help="API keys (slipstream keys); without: no key"
     )
+    places.add_argument(
+        "--warm",
+        type=Path,
+        metavar="FILE",
+        help="requests to compute before the stack is ready, a JSON object a line",
+    )
     places.add_argument("--nats-url", default="", metavar="URL", help="use an existing NATS with JetStream instead of starting one")
     places.add_argument("--nats-creds", type=Path, metavar="FILE", help="credentials for it")
     places.add_argument(
         "--nats-port", type=_port, default=4222, metavar="PORT", help="port of the nats-server that is started (default 4222; 0: any)"
     )
     places.add_argument("--namespace", default=os.environ.get("SS_NAMESPACE", "ss"), help="keeps two stacks on one NATS apart (default ss)")
+    places.add_argument("--run", default="", metavar="ID", help="with --only: of several stacks, the one to join")
     places.add_argument("--state-dir", type=Path, metavar="PATH", help="logs and state of runs (default ~/.local/state/slipstream)")
     return parser
 

@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Coroutine, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -29,6 +30,7 @@ from services.console.supervisor import ChildFault, Supervisor
 from services.console.terminal import Terminal, home_text
 from services.console.threads import in_daemon_thread
 from services.console.topology import Place, service_specs
+from services.console.warm import read_requests, warm_up
 from shared.errors import SlipstreamError
 from shared.types import Role
 
@@ -94,9 +96,21 @@ class Up:
             with self._phase("gateway"):
                 self._board.begin("gateway", "self-test")
                 self._board.done("gateway", await in_daemon_thread(partial(self_test, self._run.http_url)))
+            if options.warm:
+                await self._warm(options.warm, self._run.http_url)
         self._update(state="ready")
         self._board.close()
         self._terminal.say("\n" + ready_block(self._run, self._board.elapsed_s))
+
+    async def _warm(self, file: Path, http_url: str) -> None:
+        loop = asyncio.get_running_loop()
+
+        def report(text: str, fraction: float) -> None:
+            loop.call_soon_threadsafe(self._board.progress, "warm", text, fraction)
+
+        with self._phase("warm"):
+            self._board.begin("warm", "reading requests")
+            self._board.done("warm", await in_daemon_thread(partial(warm_up, http_url, read_requests(file), report)))
 
     async def _start_broker(self, place: Place) -> tuple[Place, dict[Role, int]]:
         """nats-server is up (or the existing one was found fit), streams and buckets are there."""

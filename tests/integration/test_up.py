@@ -1,6 +1,7 @@
 """`slipstream up` as a person meets it: what stops it from starting, and a start, a fault and an end that go well."""
 
 import importlib.metadata
+import json
 import os
 import resource
 import shutil
@@ -8,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -197,3 +199,19 @@ def test_workers_join_a_running_stack_and_down_stops_both(tmp_path: Path, capsys
     assert shown.count("✔ stopped") == 2
     assert main(["down", "--state-dir", str(tmp_path)]) == 0
     assert "nothing is running" in capsys.readouterr().out
+
+
+def test_a_warmed_stack_finds_what_it_was_warmed_with(tmp_path: Path) -> None:
+    system = {"role": "system", "content": "You answer in one word and think about it for a while before. " * 6}
+    lines = [json.dumps({"messages": [system, {"role": "user", "content": f"question {number}"}]}) for number in range(6)]
+    file = tmp_path / "warm.jsonl"
+    file.write_text("\n".join([*lines, json.dumps({"prompt": "word " * 9000})]))
+    with checked_stack(tmp_path / "state", *SIM, "--warm", str(file)) as stack:
+        assert "6 prompts warmed" in stack.output and "1 refused, first line 7: " in stack.output
+        assert stack.output.index("prompts warmed") < stack.output.index("Ready in")
+        body = {"model": "smollm2-135m", "messages": [system, {"role": "user", "content": "a new one"}], "max_tokens": 1}
+        request = urllib.request.Request(
+            f"{stack.url}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+        )
+        usage = json.load(urllib.request.urlopen(request))["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] >= usage["prompt_tokens"] - 32
