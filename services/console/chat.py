@@ -7,12 +7,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from services.console.endpoint import Endpoint, find_endpoint
+from services.console.run_folder import add_run_flags
 from services.console.terminal import Terminal
 from shared.errors import SlipstreamError
 
@@ -100,7 +100,7 @@ def run(argv: Sequence[str]) -> int:
     """The command. Exit 0; 130 when interrupted; else the error's code."""
     options = _parser().parse_args(argv)
     terminal = Terminal()
-    endpoint = find_endpoint(options.url, options.state_dir)
+    endpoint = find_endpoint(options.url, options.state_dir, options.run)
     parameters: dict[str, Any] = {"max_tokens": options.max_tokens, "temperature": options.temperature}
     if options.seed is not None:
         parameters["seed"] = options.seed
@@ -124,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--temperature", type=float, default=0.0, help="default 0: the likeliest token each time")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--url", default="", help="default: SS_URL, else the running stack's. SS_API_KEY is the key, where one is needed")
-    parser.add_argument("--state-dir", type=Path, help=argparse.SUPPRESS)
+    add_run_flags(parser)
     return parser
 
 

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from services.console.run_folder import find_run, state_dir
+from services.console.run_folder import add_run_flags, find_run, live_runs, state_dir
 from services.console.terminal import Terminal, table
 from shared.config import read_config, to_environ, variable_of
-from shared.errors import ConfigError, EnvironmentFault
+from shared.errors import ConfigError
 from shared.types import Role
 
 ROLES = typing.get_args(Role)
@@ -41,12 +41,12 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--origin", action="store_true", help="where each value comes from, and the default")
     parser.add_argument("--changed", action="store_true", help="only what is not the default")
     parser.add_argument("--json", action="store_true", help="for scripts")
-    parser.add_argument("--state-dir", type=Path, help="where `up` was told to keep its runs")
+    add_run_flags(parser)
     options = parser.parse_args(argv)
     role = options.service if options.service in ROLES else options.service.rpartition("-")[0]
     if role not in ROLES:
         raise ConfigError("service", options.service, "no such service", remedy=f"One of {', '.join(ROLES)}, or a process such as decode-0")
-    environ, source = environment_of(options.service, role, state_dir(options.state_dir))
+    environ, source = environment_of(options.service, role, state_dir(options.state_dir), options.run)
     settings = [one for one in settings_of(role, environ, os.environ) if not options.changed or one.value != one.default]
     if options.json:
         sys.stdout.write(msgspec.json.encode([one._asdict() for one in settings]).decode() + "\n")
@@ -60,12 +60,9 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def environment_of(service: str, role: str, root: Path) -> tuple[Mapping[str, str], str]:
+def environment_of(service: str, role: str, root: Path, wanted: str = "") -> tuple[Mapping[str, str], str]:
     """The variables of the running process of that name (or the first of that role), else ours."""
-    try:
-        running = find_run(root).services
-    except EnvironmentFault:
-        running = {}
+    running = find_run(root, wanted).services if wanted or live_runs(root) else {}
     name = next((name for name in sorted(running) if name == service or name.rpartition("-")[0] == service), "")
     try:
         raw = Path(f"/proc/{running[name]}/environ").read_bytes() if name else b""

@@ -15,7 +15,7 @@ from services.console.bus_look import BusLook, look_at_bus
 from services.console.findings import Finding, cache_findings, environment_findings, stack_findings
 from services.console.fleet_view import read_leases, visit
 from services.console.pages import Pages, read_pages
-from services.console.run_folder import Run, find_run, state_dir
+from services.console.run_folder import Run, add_run_flags, find_run, live_runs, state_dir
 from services.console.terminal import Terminal
 from shared.errors import EnvironmentFault, SlipstreamError
 from shared.messages.fleet import WorkerLease
@@ -31,9 +31,9 @@ def run(argv: Sequence[str]) -> int:
     )
     parser.add_argument("part", nargs="?", choices=PARTS, help="only this (default: all)")
     parser.add_argument("--json", action="store_true", help="for scripts")
-    parser.add_argument("--state-dir", type=Path, help="where `up` was told to keep its runs")
+    add_run_flags(parser)
     options = parser.parse_args(argv)
-    findings = examine(state_dir(options.state_dir), (options.part,) if options.part else PARTS)
+    findings = examine(state_dir(options.state_dir), (options.part,) if options.part else PARTS, options.run)
     if options.json:
         sys.stdout.write(msgspec.json.encode(findings).decode() + "\n")
     else:
@@ -51,8 +51,8 @@ def show(finding: Finding, terminal: Terminal) -> None:
         terminal.say(f"      {line}")
 
 
-def examine(root: Path, parts: Sequence[str]) -> dict[str, list[Finding]]:
-    """Part → findings, in order. A stack that does not run is a finding, not an error."""
+def examine(root: Path, parts: Sequence[str], wanted: str = "") -> dict[str, list[Finding]]:
+    """Part → findings, in order. That no stack runs is a finding; which of several is meant must be said (EnvironmentFault)."""
     findings: dict[str, list[Finding]] = {}
     if "environment" in parts:
         findings["environment"] = environment_findings(root)
@@ -60,8 +60,10 @@ def examine(root: Path, parts: Sequence[str]) -> dict[str, list[Finding]]:
     if not asked:
         return findings
     try:
-        stack = find_run(root)
+        stack = find_run(root, wanted)
     except EnvironmentFault as fault:
+        if wanted or live_runs(root):
+            raise
         return findings | {part: [Finding("warning", fault.message, fault.remedy)] for part in asked}
     try:
         looked = asyncio.run(_look(stack))

@@ -8,9 +8,8 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
-from services.console.run_folder import Run, live_runs, process_start, state_dir
+from services.console.run_folder import Run, add_run_flags, choose, guests_of, live_runs, process_start, state_dir
 from services.console.terminal import Terminal
 from shared.errors import EnvironmentFault
 
@@ -18,19 +17,19 @@ _LIMIT_S = 150.0
 
 
 def run(argv: Sequence[str]) -> int:
-    """The command. Exit 0 also when nothing was running."""
+    """The command. Exit 0 also when nothing was running; 3 if several stacks run and none is named."""
     parser = argparse.ArgumentParser(prog="slipstream down", description="Stop the running stack: drain, then end every process of it.")
     parser.add_argument("--now", action="store_true", help="do not drain: kill")
-    parser.add_argument("--state-dir", type=Path, help="where `up` was told to keep its runs")
+    add_run_flags(parser)
     options = parser.parse_args(argv)
     terminal = Terminal()
-    root = state_dir(options.state_dir)
-    runs = live_runs(root)
+    runs = live_runs(state_dir(options.state_dir))
     if not runs:
         terminal.say("nothing is running")
         return 0
+    host = choose(runs, options.run)
     # Those that joined leave before the one whose NATS they use.
-    for stack in sorted(runs, key=lambda each: not each.joined):
+    for stack in [*guests_of(host, runs), host]:
         _stop(stack, options.now)
         terminal.say(f"{terminal.mark('done')} stopped {stack.folder.name} ({len(stack.services)} processes)")
     return 0

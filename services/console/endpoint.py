@@ -89,11 +89,13 @@ class Endpoint:
             connection.close()
 
 
-def find_endpoint(url: str, root: Path | None, timeout_s: float = 120.0, environ: Mapping[str, str] = os.environ) -> Endpoint:
-    """`url`, else SS_URL, else the gateway of the run found in the state folder. The key is SS_API_KEY."""
+def find_endpoint(
+    url: str, root: Path | None, wanted: str = "", timeout_s: float = 120.0, environ: Mapping[str, str] = os.environ
+) -> Endpoint:
+    """`url`, else SS_URL, else the gateway of the run found in the state folder (called `wanted`). The key is SS_API_KEY."""
     url = url or environ.get("SS_URL", "")
     if not url:
-        run = find_run(state_dir(root, environ))
+        run = find_run(state_dir(root, environ), wanted)
         if not run.http_url:
             raise EnvironmentFault("the running stack has no gateway", remedy="Name one: --url http://HOST:PORT")
         url = run.http_url

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from services.console.run_folder import find_run, last_run, state_dir
+from services.console.run_folder import add_run_flags, find_run_or_last, state_dir
 from services.console.terminal import Terminal
 from shared.errors import EnvironmentFault
 
@@ -27,9 +27,9 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("-n", "--lines", type=int, default=100, metavar="N", help="the last N lines (default 100; 0: all)")
     parser.add_argument("--level", choices=LEVELS, default="info", help="at least this (default info)")
     parser.add_argument("--json", action="store_true", help="the lines as they stand in the files")
-    parser.add_argument("--state-dir", type=Path, help="where `up` was told to keep its runs")
+    add_run_flags(parser)
     options = parser.parse_args(argv)
-    files = log_files(_folder(state_dir(options.state_dir)), options.service)
+    files = log_files(find_run_or_last(state_dir(options.state_dir), options.run).folder, options.service)
     terminal = Terminal()
     tails = [Tail(file) for file in files]
     wanted = LEVELS[LEVELS.index(options.level) :]
@@ -42,16 +42,6 @@ def run(argv: Sequence[str]) -> int:
             if line["level"] in wanted:
                 terminal.say(_shown(line, terminal, as_json=options.json))
     return 0
-
-
-def _folder(root: Path) -> Path:
-    try:
-        return find_run(root).folder
-    except EnvironmentFault:
-        run = last_run(root)
-        if run is None:
-            raise
-        return run.folder
 
 
 def log_files(folder: Path, service: str) -> list[Path]:

@@ -7,14 +7,13 @@ import asyncio
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 import msgspec
 
 from services.console.fleet_view import visit
-from services.console.run_folder import Run, find_run, state_dir
+from services.console.run_folder import Run, add_run_flags, find_run, state_dir
 from services.console.terminal import Terminal, age_text, table
 from shared.bus.base import Bus, Message
 from shared.bus.permissions import USERS, render_server_config
@@ -35,7 +34,7 @@ def run(argv: Sequence[str]) -> int:
     if options.verb == "config":
         sys.stdout.write(server_config(options.namespace, options.store_dir))
         return 0
-    stack = find_run(state_dir(options.state_dir))
+    stack = find_run(state_dir(options.state_dir), options.run)
     if options.verb == "url":
         sys.stdout.write(url_with_user(stack) + "\n")
         return 0
@@ -47,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="slipstream nats", description="Look at the services over NATS ($SRV). `nats micro …` shows the same where it is installed."
     )
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--state-dir", type=Path, help="where `up` was told to keep its runs")
+    add_run_flags(common)
     common.add_argument("--json", action="store_true", help="the answers as they are, a line each")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     verbs.add_parser("url", parents=[common], help="the address with the client's user and password, for your own program")

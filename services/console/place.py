@@ -33,7 +33,7 @@ def check_arenas(options: UpOptions, root: Path) -> None:
 
 def prepare_place(options: UpOptions, root: Path, http_port: int) -> tuple[Run, Place]:
     """Make the run's folder, its arenas' folders, the cluster secret. EnvironmentFault for what is in the way."""
-    joined = find_run(root) if options.is_joining and not options.nats_url else None
+    joined = find_run(root, options.run) if options.is_joining and not options.nats_url else None
     folder = create_run_folder(root)
     secret_file = joined.cluster_secret_file if joined else None
     secret_file = secret_file or _cluster_secret(root)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -108,34 +109,70 @@ def read_run(folder: Path) -> Run | None:
 
 def live_runs(root: Path) -> list[Run]:
     """Runs of this state folder whose supervisor lives, oldest first."""
-    runs = [run for folder in sorted(root.glob("run-*")) if (run := read_run(folder))]
-    return [run for run in runs if process_start(run.pid) == run.pid_start]
+    return [run for run in _all_runs(root) if process_start(run.pid) == run.pid_start]
 
 
-def last_run(root: Path) -> Run | None:
-    """The newest run of this state folder, alive or not."""
-    return next((run for folder in sorted(root.glob("run-*"), reverse=True) if (run := read_run(folder))), None)
+def find_run(root: Path, wanted: str = "") -> Run:
+    """The run that commands talk to: the one that has its own NATS, else the newest; `wanted` (else SS_RUN) names another.
 
-
-def find_run(root: Path) -> Run:
-    """The run that commands talk to: the one that has its own NATS, else the newest. EnvironmentFault if none lives, or if several could
-    be meant and SS_RUN names none of them.
-
-    Where SS_NATS_URL and SS_NATS_USER are set, as in a container, it is the stack on that NATS, of whose processes nothing is known here.
+    Raises EnvironmentFault if none lives, and as `choose` does. Where SS_NATS_URL and SS_NATS_USER are set, as in a container, it is
+    the stack on that NATS, of whose processes nothing is known here.
     """
     if os.environ.get("SS_NATS_URL") and os.environ.get("SS_NATS_USER"):
         return _run_elsewhere(read_config(ServiceConfig, os.environ))
     runs = live_runs(root)
     if not runs:
         raise EnvironmentFault(f"no stack is running (looked in {root})", remedy="Start one: slipstream up")
-    wanted = os.environ.get("SS_RUN", "")
-    own = [run for run in runs if not run.joined and wanted in ("", run.folder.name)]
-    if wanted and not own:
-        raise EnvironmentFault(f"{wanted} does not run", remedy=f"SS_RUN names one of: {', '.join(run.folder.name for run in runs)}")
+    return choose(runs, wanted)
+
+
+def choose(runs: Sequence[Run], wanted: str = "") -> Run:
+    """Of runs that live. EnvironmentFault, with the list of them, if several could be meant or none is called `wanted` (else SS_RUN)."""
+    wanted = wanted or os.environ.get("SS_RUN", "")
+    if wanted:
+        return _named(runs, wanted, f"no running stack is called {wanted}")
+    own = [run for run in runs if not run.joined]
     if len(own) > 1:
-        names = ", ".join(run.folder.name for run in own)
-        raise EnvironmentFault(f"several stacks run here: {names}", remedy=f"Say which: SS_RUN={own[-1].folder.name} slipstream …")
+        raise EnvironmentFault(f"{len(own)} stacks run here: {own[0].folder.parent}", remedy=_choice(own))
     return own[0] if own else runs[-1]
+
+
+def find_run_or_last(root: Path, wanted: str = "") -> Run:
+    """As `find_run`; where none lives, the newest that ended. A run that is named may have ended."""
+    wanted = wanted or os.environ.get("SS_RUN", "")
+    if wanted:
+        return _named(_all_runs(root), wanted, f"no run is called {wanted} (looked in {root})")
+    runs = [] if live_runs(root) else _all_runs(root)
+    return runs[-1] if runs else find_run(root)
+
+
+def guests_of(host: Run, runs: Iterable[Run]) -> list[Run]:
+    """Of `runs`, those that joined `host`: they use its NATS, and cannot outlive it."""
+    return [run for run in runs if run.joined and run != host and (run.nats_url, run.namespace) == (host.nats_url, host.namespace)]
+
+
+def add_run_flags(parser: argparse.ArgumentParser) -> None:
+    """How a command is told which run it is about."""
+    parser.add_argument("--run", default="", metavar="ID", help="of several stacks, this one: its name, or the end of it (else SS_RUN)")
+    parser.add_argument("--state-dir", type=Path, metavar="PATH", help="where `up` was told to keep its runs")
+
+
+def _all_runs(root: Path) -> list[Run]:
+    return [run for folder in sorted(root.glob("run-*")) if (run := read_run(folder))]
+
+
+def _named(runs: Sequence[Run], wanted: str, absent: str) -> Run:
+    """`run-20261201-122532`, or the end of that: `122532`."""
+    fit = [run for run in runs if run.folder.name == wanted or run.folder.name.endswith(f"-{wanted}")]
+    if len(fit) == 1:
+        return fit[0]
+    if fit:
+        raise EnvironmentFault(f"{len(fit)} runs are called {wanted}", remedy=_choice(fit))
+    raise EnvironmentFault(absent, remedy=_choice(runs[-5:]))
+
+
+def _choice(runs: Sequence[Run]) -> str:
+    return "Say which:\n" + "\n".join(f"  --run {run.folder.name:<22}  {run.http_url or run.nats_url}" for run in runs)
 
 
 def _run_elsewhere(config: ServiceConfig) -> Run:

@@ -7,12 +7,11 @@ import asyncio
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
 from services.console.fleet_view import read_leases, read_loads, visit
-from services.console.run_folder import Run, find_run, state_dir
+from services.console.run_folder import Run, add_run_flags, find_run, state_dir
 from services.console.terminal import Terminal, age_text, table
 from shared.messages.fleet import WorkerLease, WorkerLoad
 
@@ -24,9 +23,9 @@ def run(argv: Sequence[str]) -> int:
     """The command. Exit 1 if the stack is not ready: a service of the run has no ready lease."""
     parser = argparse.ArgumentParser(prog="slipstream status", description="The processes of the running stack, and their load.")
     parser.add_argument("--json", action="store_true", help="for scripts")
-    parser.add_argument("--state-dir", type=Path, help="where `up` was told to keep its runs")
+    add_run_flags(parser)
     options = parser.parse_args(argv)
-    stack = find_run(state_dir(options.state_dir))
+    stack = find_run(state_dir(options.state_dir), options.run)
     leases, loads = asyncio.run(_look(stack))
     ready = {lease.name for lease in leases if lease.state == "ready"}
     absent = sorted(set(stack.services) - ready - {"nats"})
@@ -35,6 +34,7 @@ def run(argv: Sequence[str]) -> int:
         sys.stdout.write(_json(stack, leases, loads, is_ready) + "\n")
     else:
         terminal = Terminal()
+        terminal.say(terminal.paint(f"{stack.folder.name} · {stack.http_url or stack.nats_url} · {stack.state}", "bold"))
         for line in table([_HEADINGS, *(_row(lease, loads.get(lease.instance), time.time_ns()) for lease in leases)]):
             terminal.say(line)
         if absent:
@@ -81,6 +81,7 @@ def _json(stack: Run, leases: list[WorkerLease], loads: dict[str, WorkerLoad], i
         for lease in leases
     ]
     answer = {
+        "run": stack.folder.name,
         "ready": is_ready,
         "state": stack.state,
         "http_url": stack.http_url,

@@ -7,14 +7,13 @@ import asyncio
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
 from services.console.figures import Look, figures
 from services.console.fleet_view import read_leases, read_loads, visit
 from services.console.pages import read_pages
-from services.console.run_folder import find_run, state_dir
+from services.console.run_folder import add_run_flags, find_run, state_dir
 from services.console.terminal import Terminal, age_text, size_text, table
 
 _HOME, _CLEAR_BELOW, _HIDE, _SHOW = "\x1b[H", "\x1b[J", "\x1b[?25l", "\x1b[?25h"
@@ -30,7 +29,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="between two looks (default 1)")
     parser.add_argument("--once", action="store_true", help="one screen, after one interval")
     parser.add_argument("--json", action="store_true", help="an object a look, a line each, for scripts")
-    parser.add_argument("--state-dir", type=Path, help="where `up` was told to keep its runs")
+    add_run_flags(parser)
     options = parser.parse_args(argv)
     if not 0.1 <= options.interval <= 3600:
         parser.error("--interval: from 0.1 to 3600 seconds")
@@ -40,7 +39,7 @@ def run(argv: Sequence[str]) -> int:
 
 async def _watch(options: argparse.Namespace) -> None:
     terminal = Terminal()
-    stack = find_run(state_dir(options.state_dir))
+    stack = find_run(state_dir(options.state_dir), options.run)
     redraws = terminal.is_live and not (options.once or options.json)
     async with visit(stack) as (bus, subjects):
 

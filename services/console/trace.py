@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from services.console.run_folder import Run, find_run, last_run, state_dir
+from services.console.run_folder import add_run_flags, find_run_or_last, state_dir
 from services.console.terminal import Terminal
 from shared.errors import EnvironmentFault, SlipstreamError
 from shared.telemetry.trace_file import TraceLine
@@ -31,10 +31,9 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("id", nargs="?", default="last", help="a trace id or its beginning, a request id, or last (default)")
     parser.add_argument("--list", action="store_true", help="the latest traces, a line each")
     parser.add_argument("--json", action="store_true", help="the spans, for scripts")
-    parser.add_argument("--state-dir", type=Path, help="where `up` was told to keep its runs")
+    add_run_flags(parser)
     options = parser.parse_args(argv)
-    root = state_dir(options.state_dir)
-    folder = _folder(root)
+    folder = _folder(state_dir(options.state_dir), options.run)
     terminal = Terminal()
     if options.list:
         for line in listed(list(read_spans(folder))):
@@ -51,16 +50,13 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _folder(root: Path) -> Path:
+def _folder(root: Path, wanted: str) -> Path:
     """The traces of the running stack, else of the last one."""
-    try:
-        run: Run | None = find_run(root)
-    except EnvironmentFault:
-        run = last_run(root)
-    folder = run.folder / "traces" if run else None
-    if folder is None or not folder.is_dir():
-        where = f"{run.folder}" if run else f"{root}"
-        raise EnvironmentFault(f"no trace files in {where}", remedy="With a collector, traces are there: OTEL_EXPORTER_OTLP_ENDPOINT")
+    folder = find_run_or_last(root, wanted).folder / "traces"
+    if not folder.is_dir():
+        raise EnvironmentFault(
+            f"no trace files in {folder.parent}", remedy="With a collector, traces are there: OTEL_EXPORTER_OTLP_ENDPOINT"
+        )
     return folder
 
 

@@ -9,8 +9,11 @@ import pytest
 
 from services.console.run_folder import (
     Run,
+    choose,
     create_run_folder,
     find_run,
+    find_run_or_last,
+    guests_of,
     live_runs,
     process_start,
     read_run,
@@ -59,15 +62,52 @@ def test_commands_talk_to_the_run_with_the_nats(tmp_path: Path) -> None:
 
 
 def test_of_several_stacks_one_must_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = make(tmp_path), make(tmp_path)
-    with pytest.raises(EnvironmentFault, match="several stacks run") as caught:
+    first, second = make(tmp_path, http_url="http://127.0.0.1:8001"), make(tmp_path)
+    with pytest.raises(EnvironmentFault, match="2 stacks run here") as caught:
         find_run(tmp_path)
-    assert f"SS_RUN={second.folder.name}" in caught.value.remedy
-    monkeypatch.setenv("SS_RUN", first.folder.name)
-    assert find_run(tmp_path) == first
-    monkeypatch.setenv("SS_RUN", "run-nothing")
-    with pytest.raises(EnvironmentFault, match="run-nothing does not run"):
-        find_run(tmp_path)
+    assert f"--run {first.folder.name}" in caught.value.remedy and "http://127.0.0.1:8001" in caught.value.remedy
+    assert f"--run {second.folder.name}" in caught.value.remedy
+    assert find_run(tmp_path, first.folder.name) == first
+    monkeypatch.setenv("SS_RUN", second.folder.name)
+    assert find_run(tmp_path) == second
+    assert find_run(tmp_path, first.folder.name) == first, "the flag wins over the variable"
+    with pytest.raises(EnvironmentFault, match="run-nothing") as caught:
+        find_run(tmp_path, "run-nothing")
+    assert first.folder.name in caught.value.remedy
+
+
+def test_the_end_of_a_name_is_enough_where_it_fits_one(tmp_path: Path) -> None:
+    runs = []
+    for name in ("run-20260101-101500", "run-20260101-201500"):
+        (tmp_path / name).mkdir()
+        runs.append(make(tmp_path, folder=tmp_path / name))
+    assert find_run(tmp_path, "201500") == runs[1]
+    assert find_run(tmp_path, "20260101-101500") == runs[0]
+    with pytest.raises(EnvironmentFault, match="no running stack is called 1500"):
+        find_run(tmp_path, "1500")  # not a whole part of the name
+
+
+def test_a_stack_and_its_guests_are_no_two_stacks(tmp_path: Path) -> None:
+    host, other = make(tmp_path), make(tmp_path, nats_url="nats://y")
+    guest = make(tmp_path, joined=True)
+    stranger = make(tmp_path, joined=True, namespace="s2")
+    assert guests_of(host, [host, other, guest, stranger]) == [guest]
+    assert guests_of(other, [host, other, guest, stranger]) == []
+    assert guests_of(guest, [host, other, guest, stranger]) == []
+    assert choose([host, guest]) == host
+
+
+def test_what_ended_is_found_where_nothing_lives_or_by_its_name(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFault, match="no stack is running"):
+        find_run_or_last(tmp_path)
+    ended, last = make(tmp_path, pid_start=1), make(tmp_path, pid_start=1)
+    assert find_run_or_last(tmp_path) == last
+    alive = make(tmp_path)
+    assert find_run_or_last(tmp_path) == alive
+    assert find_run_or_last(tmp_path, ended.folder.name) == ended
+    make(tmp_path)
+    with pytest.raises(EnvironmentFault, match="2 stacks run"):
+        find_run_or_last(tmp_path)
 
 
 def test_a_foreign_run_file_is_no_run(tmp_path: Path) -> None:
