@@ -6,6 +6,7 @@ import asyncio
 import os
 from pathlib import Path
 
+from services.console.arena_size import check_arena_holds
 from services.console.board import Board
 from services.console.options import UpOptions
 from services.console.terminal import size_text
@@ -17,9 +18,13 @@ from shared.errors import ConfigError
 
 
 async def fetch_model(options: UpOptions, board: Board) -> None:
-    """Convert (or find converted) the model of `options`. ConfigError: there is no such model. ModelFault: it cannot be served."""
+    """Convert (or find converted) the model of `options`. ModelFault: it cannot be served.
+
+    ConfigError: there is no such model, or the DRAM tier asked for cannot hold a block of it.
+    """
     loop = asyncio.get_running_loop()
-    cache_dir = read_config(EngineConfig, os.environ).cache_dir
+    engine = read_config(EngineConfig, os.environ)
+    cache_dir = engine.cache_dir
     board.begin("model", "looking for it")
     _check_name(options.model, cache_dir)
 
@@ -27,6 +32,8 @@ async def fetch_model(options: UpOptions, board: Board) -> None:
         loop.call_soon_threadsafe(board.progress, "model", text, fraction)
 
     folder = await in_daemon_thread(lambda: resolve_model(options.model, cache_dir, report))
+    if "kvstore" in options.roles and options.device != "sim":
+        check_arena_holds(options, folder.architecture, engine.block_size)
     weight_bytes = sum((folder.path / name).stat().st_size for name in folder.weight_files)
     board.done("model", f"{folder.name} · {folder.architecture.family} · {size_text(weight_bytes)} of weights")
 
