@@ -285,4 +285,5 @@ class KvStoreService(Service):
             self.telemetry.count(name, amount)
 
     def _address_of(self, host: HostId) -> str | None:
-        return next((lease.kv_address for lease in self.fleet.workers("kvstore") if lease.host == host), None)
+        """The newest: a store that was killed may still seem alive, at a port that is gone."""
+        return next((lease.kv_address for lease in reversed(self.fleet.workers("kvstore")) if lease.host == host), None)
