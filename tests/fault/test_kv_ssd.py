@@ -196,8 +196,9 @@ async def test_a_hanging_disk_is_given_up_at_the_deadline(store: Store, folder: 
     await ssd.put(chain)
     ssd.disk.going_on.clear()
     reads = [asyncio.create_task(ssd.get(chain, index)) for index in range(4)]
-    while not ssd.counts["kv_ssd_breaker_opened"]:
+    while ssd.counts["kv_ssd_deadline_faults"] < 4:  # all of them, not only as many as open the breaker
         await asyncio.sleep(0.001)
+    assert ssd.counts["kv_ssd_breaker_opened"]
     assert not any(read.done() for read in reads)  # the disk may still write into their buffers
     assert await ssd.get(chain, 4) is None  # at once: left alone
     ssd.disk.going_on.set()
