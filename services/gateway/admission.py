@@ -37,6 +37,8 @@ class Client(NamedTuple):
     """Of the call's own span, whose children the services' spans are."""
     caller: str = ""
     """The caller's own traceparent, as it came."""
+    explain: bool = False
+    """Whether it wants to know why it is routed where it is."""
 
 
 class Admitted(NamedTuple):
@@ -162,6 +164,7 @@ class Admission:
             sent_at_ns=time.time_ns(),
             traceparent=client.traceparent,
             priority=body.priority or 0,
+            explain=client.explain,
         )
 
 

@@ -136,7 +136,8 @@ class HttpDoor:
         if unknown and self._strict_params:
             raise BadRequest(f"unknown parameters: {', '.join(unknown)}", param=unknown[0])
         caller = request.headers.get("traceparent", "")
-        client = Client(self._tenant(request), self._telemetry.mint_traceparent(caller), caller)
+        explain = request.headers.get("x-slipstream-explain", "") not in ("", "0")
+        client = Client(self._tenant(request), self._telemetry.mint_traceparent(caller), caller, explain)
         admitted = await self._desk.admit(body, client)
         answer = Answer(self, body, client.traceparent, unknown)
         opened = self._desk.generation(admitted, body, client, "http")
@@ -253,10 +254,12 @@ class RequestIds:
 
 
 def told(generation: Generation) -> dict[str, str]:
-    """Where it ran, as response headers."""
+    """Where it ran, and why if that was asked for, as response headers."""
     prefill, decode = generation.worker_names()
     headers = {"x-slipstream-cached-tokens": str(generation.num_cached_tokens)}
-    return headers | ({"x-slipstream-decode": decode} if decode else {}) | ({"x-slipstream-prefill": prefill} if prefill else {})
+    explanation = generation.choices[0].stream.session.explanation if generation.choices else ""
+    more = {"x-slipstream-decode": decode, "x-slipstream-prefill": prefill, "x-slipstream-explanation": explanation}
+    return headers | {name: value for name, value in more.items() if value}
 
 
 def respond(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -74,6 +74,8 @@ class Session:
         self.end: End | None = None
         self.instance: InstanceId | None = None
         self.prefill_worker: InstanceId | None = None
+        self.explanation = ""
+        """Why the current attempt was routed where it is, if the caller asked."""
         self.num_migrations = 0
         self._holder: InstanceId | None = None
         self._holder_role: Holder = ""

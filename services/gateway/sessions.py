@@ -14,7 +14,18 @@ from shared.fleet import Fleet
 from shared.messages.codec import decode, decode_union, encode
 from shared.messages.fleet import WorkerLease
 from shared.messages.request import GenerateRequest
-from shared.messages.session import Finish, FinishReply, Progress, Resend, ResendReply, TokenBatch, TokenMessage, Wanted, WantedReply
+from shared.messages.session import (
+    Finish,
+    FinishReply,
+    Progress,
+    Resend,
+    ResendReply,
+    Routed,
+    TokenBatch,
+    TokenMessage,
+    Wanted,
+    WantedReply,
+)
 from shared.messages.subjects import Subjects
 from shared.telemetry import Telemetry
 from shared.types import InstanceId
@@ -132,6 +143,10 @@ class Sessions:
                     stream = self._streams.get(delta.request_id)
                     if stream is not None:
                         self._carry_out(stream, stream.session.on_tokens(batch.worker, delta, now_s))
+            case Routed():
+                stream = self._streams.get(batch.request_id)
+                if stream is not None and stream.session.wants(batch.epoch):
+                    stream.session.explanation = batch.explanation
             case Progress():
                 for held in batch.held:
                     stream = self._streams.get(held.request_id)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from services.router.decide import Decision
+from services.router.explain import explanation
 from services.router.index import PrefixIndex
 from services.router.load import Loads
 from services.router.miss import miss_reason
@@ -20,7 +21,7 @@ from shared.errors import BusClosed, BusError, MalformedMessage, RequestError, W
 from shared.fleet import Fleet
 from shared.messages.codec import decode, encode
 from shared.messages.request import DecodeTask, GenerateRequest, PrefillTask
-from shared.messages.session import Finish
+from shared.messages.session import Finish, Routed
 from shared.messages.subjects import Subjects
 from shared.telemetry import Telemetry
 from shared.types import InstanceId
@@ -113,6 +114,8 @@ class Dispatcher:
         request = msgspec.structs.replace(waiting.request, deadline_ms=max(int(waiting.request.deadline_ms - queue_s * 1000), 0))
         subject, payload, worker = self._task(request, decision, queue_s * 1000)
         await self._announce(request, decision)
+        if request.explain:
+            await self._explain(request, decision)
         try:
             await self._bus.enqueue(subject, payload, msg_id=f"{request.msg_id}:{worker}")
         except BusClosed:
@@ -123,6 +126,20 @@ class Dispatcher:
         await acknowledge(waiting.delivery)
         self._leaving.pop(request.msg_id, None)
         self._report(request, decision, queue_s)
+
+    async def _explain(self, request: GenerateRequest, decision: Decision) -> None:
+        """Before the task is queued, so that it is there before the first token."""
+        told = encode(Routed(request.request_id, request.epoch, explanation(decision, self._name_of)))
+        try:
+            await self._bus.publish(self._subjects.tokens(request.gateway), told)
+        except BusClosed:
+            raise
+        except BusError as error:
+            log.info("an explanation was lost: %s", error)
+
+    def _name_of(self, instance: InstanceId) -> str:
+        lease = self._fleet.get(instance)
+        return lease.name if lease else instance
 
     def _task(self, request: GenerateRequest, decision: Decision, queue_ms: float) -> tuple[str, bytes, InstanceId]:
         if decision.prefill_worker is None:

@@ -40,6 +40,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, array_like=True, tag="generat
     traceparent: Annotated[str, msgspec.Meta(max_length=64)] = ""
     priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)] = 0
     """Lower first, within the class."""
+    explain: bool = False
+    """The caller wants to know why it is routed where it is: the router tells the gateway (`Routed`)."""
 
     @property
     def num_tokens(self) -> int:

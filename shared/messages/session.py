@@ -50,7 +50,16 @@ class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
     held: list[HeldRequest]
 
 
-TokenMessage = TokenBatch | Progress
+class Routed(msgspec.Struct, frozen=True, array_like=True, tag="routed"):
+    """router → one gateway, core, before the task is queued; only for requests that ask for it. Lost, it is missing."""
+
+    request_id: RequestId
+    epoch: int
+    explanation: Annotated[str, msgspec.Meta(max_length=4096)]
+    """For people, in ASCII: the way, the reason, what was found, and the candidates with features and scores."""
+
+
+TokenMessage = TokenBatch | Progress | Routed
 """What travels on `ss.v1.tokens.<gateway>`."""
 
 

@@ -225,6 +225,14 @@ async def test_routes_methods_and_ids(door: Door) -> None:
     assert set((await door.web.get("/openapi.json")).json["paths"]) >= {CHAT, TEXT}
 
 
+async def test_why_it_went_where_it_went_is_told_on_request(door: Door) -> None:
+    for stream in (False, True):
+        told = (await door.web.post(TEXT, text(stream=stream), x_slipstream_explain="1")).headers["x-slipstream-explanation"]
+        assert told.startswith(f"{door.worker.describe().name} (")
+        assert "overlap" in told and f"*{door.worker.describe().name} score" in told
+    assert "x-slipstream-explanation" not in (await door.web.post(TEXT, text())).headers
+
+
 async def test_unknown_fields_are_ignored_and_listed(door: Door) -> None:
     reply = await door.web.post(CHAT, chat(frobnicate=1, user="me"))
     assert reply.status == 200

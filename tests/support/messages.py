@@ -55,6 +55,7 @@ REQUEST = request.GenerateRequest(
     sent_at_ns=1_700_000_000_123_456_789,
     traceparent="00-0123456789abcdef0123456789abcdef-0123456789abcdef-01",
     priority=-5,
+    explain=True,
 )
 DELTA = session.TokenDelta(REQUEST_ID, 2, 17, [5, 70_000], [LOGPROB, LOGPROB])
 HELD = session.HeldRequest(REQUEST_ID, 2, "decode", 17)
@@ -75,6 +76,7 @@ EXAMPLES: list[msgspec.Struct] = [
     session.TokenBatch("cccccccc", [DELTA]),
     HELD,
     session.Progress("cccccccc", "decode", [HELD]),
+    session.Routed(REQUEST_ID, 2, "decode-0 (little left to compute)"),
     session.Finish(
         REQUEST_ID,
         2,
