@@ -12,8 +12,10 @@ import msgspec
 
 from services.console.bus_findings import bus_findings
 from services.console.bus_look import BusLook, look_at_bus
-from services.console.findings import Finding, cache_findings, environment_findings, stack_findings
+from services.console.cache_findings import cache_findings
+from services.console.findings import Finding, stack_findings
 from services.console.fleet_view import read_leases, visit
+from services.console.machine_findings import environment_findings
 from services.console.pages import Pages, read_pages
 from services.console.run_folder import Run, add_run_flags, find_run, live_runs, state_dir
 from services.console.terminal import Terminal

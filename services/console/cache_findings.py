@@ -1,0 +1,78 @@
+"""Why prompts were computed instead of found: the routers' miss counters, summed up with advice. Pure: pages in, findings out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from services.console.findings import Finding
+from services.console.pages import Pages
+from shared.telemetry.scrape import Page
+
+NOTABLE = 0.1
+"""Of all prompt tokens: a share worth advice."""
+OFTEN_SIMILAR = 0.2
+"""Of the requests: so many resemble an earlier one that the difference is worth looking for."""
+
+_REASONS = {
+    "cold": (
+        "no earlier prompt began like them, not even in the first block",
+        "Put what all prompts share first; compute common beginnings ahead: slipstream up --warm FILE",
+    ),
+    "diverged": (
+        "they are like an earlier prompt up to some place, and then differ",
+        "Put what changes (a date, an id, a name, tools in another order) behind what stays, spelled the same to the blank",
+    ),
+    "evicted": ("they had been there and had to make room", "Give the tiers more: --kv-dram, --kv-ssd"),
+    "elsewhere": ("another worker or host has them, and loading was not worth it, or that one was busy", ""),
+    "stale_index": ("the router's index was behind just then", "slipstream doctor stack"),
+    "shorter_than_block": ("prompts shorter than a block are not cached", ""),
+}
+_FIRST_BLOCK = (
+    "{:.0%} of the requests resemble an earlier one more than their beginnings show",
+    "Something that changes (a date, an id, a greeting with a name) stands in the first tokens: move it behind what stays",
+)
+
+
+def cache_findings(pages: Pages) -> list[Finding]:
+    """The hit rate, what was missed by reason (most first), then what was lost on the way between processes."""
+    router = pages.of("router")
+    asked = router.total("slipstream_router_prompt_tokens_total")
+    if not asked:
+        return [Finding("done", "no request was routed yet")]
+    had = router.total("slipstream_router_overlap_tokens_total")
+    found = [Finding("done", f"{share_text(had / asked)} of {asked:,.0f} prompt tokens were there already")]
+    return [*found, *_missed(router, asked, had), *_lost(pages.of("prefill", "decode"))]
+
+
+def share_text(share: float) -> str:
+    """`12%`; what is there, but rounds to nothing, is `<1%`."""
+    return "<1%" if 0 < share < 0.005 else f"{share:.0%}"
+
+
+def _missed(router: Page, asked: float, had: float) -> Iterator[Finding]:
+    missed = {reason: tokens for reason, tokens in router.by("slipstream_router_miss_tokens_total", "reason").items() if tokens}
+    for reason, tokens in sorted(missed.items(), key=lambda one: -one[1]):
+        means, remedy = _REASONS.get(reason, (reason, ""))
+        is_notable = bool(remedy) and tokens / asked >= NOTABLE
+        yield Finding(
+            "warning" if is_notable else "done", f"{share_text(tokens / asked)} were computed: {means}", remedy if is_notable else ""
+        )
+    # A whole prompt that is there is computed for its last tokens all the same: logits come from somewhere.
+    rest = asked - had - sum(missed.values())
+    if rest > 0:
+        yield Finding("done", f"{share_text(rest / asked)} were computed: the ends of prompts that were there, which fill no whole block")
+    outcomes = router.by("slipstream_router_similar_total", "outcome")
+    similar = outcomes.get("found", 0.0) / (sum(outcomes.values()) or 1.0)
+    if similar >= OFTEN_SIMILAR and missed.get("cold", 0.0) / asked >= NOTABLE:
+        text, remedy = _FIRST_BLOCK
+        yield Finding("warning", text.format(similar), remedy)
+
+
+def _lost(workers: Page) -> Iterator[Finding]:
+    for reason, number in sorted(workers.by("slipstream_kvclient_faults_total", "reason").items()):
+        if number:
+            yield Finding("warning", f"{number:,.0f} store operations ended as misses: {reason}", "slipstream logs kvstore")
+    for reason, number in sorted(workers.by("slipstream_decode_handoff_misses_total", "reason").items()):
+        if number:
+            text = f"{number:,.0f} blocks that prefill had computed did not reach decode: {reason}"
+            yield Finding("warning", text, "slipstream trace --list")

@@ -1,0 +1,68 @@
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from services.console import machine_findings
+from services.console.findings import Finding
+from services.console.machine_findings import environment_findings
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("SS_", "OTEL_"))]:
+        monkeypatch.delenv(name)
+
+
+def texts(found: list[Finding], state: str) -> list[str]:
+    return [one.text for one in found if one.state == state]
+
+
+def test_a_store_folder_on_a_disk_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_findings, "file_system", lambda _: "ext4")
+    found = environment_findings(tmp_path)
+    assert any("not on tmpfs" in text for text in texts(found, "failed"))
+    assert all(one.remedy for one in found if one.state != "done"), "every finding has its remedy"
+
+
+def test_little_room_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_findings, "LITTLE_BYTES", 2**60)
+    assert len(texts(environment_findings(tmp_path), "warning")) >= 3
+
+
+def test_a_port_that_another_program_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_findings, "port_holder", lambda _: "pid 7 (python -m http.server)")
+    held = [one for one in environment_findings(tmp_path) if "in use by pid 7" in one.text]
+    assert [one.remedy for one in held] == ["slipstream up --port 8001", "slipstream up --nats-port 4223"]
+
+
+@pytest.mark.parametrize(("mode", "state"), [(0o600, "done"), (0o644, "warning")])
+def test_a_secret_that_others_can_read(tmp_path: Path, mode: int, state: str) -> None:
+    (tmp_path / "cluster.secret").write_text("x")
+    (tmp_path / "cluster.secret").chmod(mode)
+    [secret] = [one for one in environment_findings(tmp_path) if "cluster's secret" in one.text]
+    assert secret.state == state
+    assert state == "done" or secret.remedy == f"chmod 600 {tmp_path / 'cluster.secret'}"
+
+
+def test_a_secret_that_is_named_and_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SS_CLUSTER_SECRET_FILE", str(tmp_path / "nowhere"))
+    assert any("SS_CLUSTER_SECRET_FILE" in text for text in texts(environment_findings(tmp_path), "failed"))
+
+
+def test_a_collector_is_tried_and_its_login_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def collector(endpoint: str) -> Finding:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+        found = environment_findings(tmp_path)
+        assert not any("hunter2" in one.text for one in found)
+        return next(one for one in found if one.text.startswith(("the collector", "OTEL")))
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert collector(f"http://bob:hunter2@127.0.0.1:{port}").state == "done"
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))  # and does not listen
+        away = collector(f"http://bob:hunter2@127.0.0.1:{deaf.getsockname()[1]}")
+    assert away.state == "warning" and "cannot be reached" in away.text
+    assert "is no address" in collector("127.0.0.1:4318").text
