@@ -75,7 +75,7 @@ def test_a_trace_that_is_not_there(stack: LocalStack, capsys: Told) -> None:
 def test_bars_lie_where_the_stages_were(stack: LocalStack) -> None:
     asyncio.run(ask(stack, "One more. " * 30))
     spans = find_trace(stack.folder / "traces", "last")
-    [head, _, _, call, *stages] = list(draw(spans, Terminal(io.StringIO(), {})))
+    [head, _, _, call, *stages] = list(draw(spans, {}, Terminal(io.StringIO(), {})))
     assert head.startswith("trace ")
     assert call.rstrip().endswith("█" * 40), "the call is the whole"
     assert all(len(line) > 60 for line in stages[: len(spans) - 1])
