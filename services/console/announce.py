@@ -9,7 +9,7 @@ from pathlib import Path
 
 from services.console.options import UpOptions
 from services.console.run_folder import Run
-from services.console.terminal import home_text, size_text
+from services.console.terminal import home_text, size_text, without_login
 
 _CPU_FEATURES = ("amx_tile", "avx512f", "avx2", "asimd")
 """The best one that the processor has is named."""
@@ -33,12 +33,12 @@ def ready_block(run: Run, elapsed_s: float) -> str:
     lines = [f"Ready in {elapsed_s:.1f} s", ""]
     if run.http_url:
         lines.append(f"  OpenAI API   {run.http_url}/v1")
-    lines.append(f"  NATS         {run.nats_url}    with a user: slipstream nats url")
+    lines.append(f"  NATS         {without_login(run.nats_url)}    with a user: slipstream nats url")
     lines.append(f"  Logs         {home_text(run.folder)}/")
     lines.append("")
     if run.http_url:
         lines.append('  Try          slipstream chat "What is the capital of France?"')
-    lines.append("  Watch        slipstream status")
+    lines.append("  Watch        slipstream top")
     lines.append("  Stop         Ctrl-C (drains), or: slipstream down")
     return "\n".join(lines)
 

@@ -17,7 +17,7 @@ from services.console.child import ChildSpec
 from services.console.options import UpOptions
 from services.console.preflight import check_jetstream, check_port, free_port, read_server_info
 from services.console.run_folder import Run, write_secret
-from services.console.terminal import size_text
+from services.console.terminal import size_text, without_login
 from services.console.topology import Place
 from shared.bus.permissions import USERS, render_server_config
 from shared.errors import EnvironmentFault
@@ -47,7 +47,7 @@ async def prepare_broker(options: UpOptions, place: Place) -> Broker:
         info = await read_server_info(options.nats_url)
         check_jetstream(info, options.nats_url)
         creds = options.nats_creds.expanduser().absolute() if options.nats_creds else None
-        return Broker(url=options.nats_url, detail=f"existing nats-server {info.version} · {options.nats_url}", creds=creds)
+        return Broker(url=options.nats_url, detail=f"existing nats-server {info.version} · {without_login(options.nats_url)}", creds=creds)
     if place.joined:
         return _joined(place.joined)
     return _own(options, place)
@@ -79,7 +79,9 @@ async def until_serving(url: str) -> str:
 def _joined(stack: Run) -> Broker:
     """The NATS of a stack on this machine, by its passwords or credentials."""
     users: dict[str, tuple[str, Path]] = {user: (user, stack.password_dir / user) for user in USERS} if stack.nats_user else {}
-    return Broker(url=stack.nats_url, detail=f"joined {stack.folder.name} · {stack.nats_url}", users=users, creds=stack.nats_creds)
+    return Broker(
+        url=stack.nats_url, detail=f"joined {stack.folder.name} · {without_login(stack.nats_url)}", users=users, creds=stack.nats_creds
+    )
 
 
 def _own(options: UpOptions, place: Place) -> Broker:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
 import sys
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,16 +15,19 @@ from typing import Any, NamedTuple
 import msgspec
 
 from services.console.run_folder import add_run_flags, find_run, live_runs, state_dir
-from services.console.terminal import Terminal, table
+from services.console.terminal import MASK, Terminal, table, without_login
 from shared.config import read_config, to_environ, variable_of
 from shared.errors import ConfigError
 from shared.types import Role
 
 ROLES = typing.get_args(Role)
+Environ = Mapping[str, str]
+
+_SECRET = re.compile(r"_(PASSWORD|SECRET|TOKEN|API_KEY|HEADERS)$")
 
 
 class Setting(NamedTuple):
-    """`origin`: default, environment (set where this command runs too), or flag (given by who started the process)."""
+    """`origin`: default; environment (of `up`, or of this command where nothing runs); flag (of `up`, or what it decided itself)."""
 
     variable: str
     value: str
@@ -46,8 +50,8 @@ def run(argv: Sequence[str]) -> int:
     role = options.service if options.service in ROLES else options.service.rpartition("-")[0]
     if role not in ROLES:
         raise ConfigError("service", options.service, "no such service", remedy=f"One of {', '.join(ROLES)}, or a process such as decode-0")
-    environ, source = environment_of(options.service, role, state_dir(options.state_dir), options.run)
-    settings = [one for one in settings_of(role, environ, os.environ) if not options.changed or one.value != one.default]
+    environ, outer, source = environment_of(options.service, role, state_dir(options.state_dir), options.run)
+    settings = [one for one in settings_of(role, environ, outer) if not options.changed or one.value != one.default]
     if options.json:
         sys.stdout.write(msgspec.json.encode([one._asdict() for one in settings]).decode() + "\n")
         return 0
@@ -60,21 +64,35 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def environment_of(service: str, role: str, root: Path, wanted: str = "") -> tuple[Mapping[str, str], str]:
-    """The variables of the running process of that name (or the first of that role), else ours."""
-    running = find_run(root, wanted).services if wanted or live_runs(root) else {}
+def environment_of(service: str, role: str, root: Path, wanted: str = "") -> tuple[Environ, Environ, str]:
+    """The variables of the running process of that name (or the first of that role) and of the `up` that made it, else ours; whose."""
+    run = find_run(root, wanted) if wanted or live_runs(root) else None
+    running = run.services if run else {}
     name = next((name for name in sorted(running) if name == service or name.rpartition("-")[0] == service), "")
+    theirs = read_environ(running[name]) if name else {}
+    if not run or not theirs:
+        return os.environ, os.environ, f"as a {role} would start from this environment"
+    return theirs, read_environ(run.pid), f"as {name} runs (pid {running[name]}) in {run.folder.name}"
+
+
+def read_environ(pid: int) -> dict[str, str]:
+    """What a process was started with; empty if it is gone, or another user's."""
     try:
-        raw = Path(f"/proc/{running[name]}/environ").read_bytes() if name else b""
+        raw = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
-        raw = b""
-    if not raw:
-        return os.environ, f"as a {role} would start from this environment"
+        return {}
     pairs = (entry.partition("=") for entry in raw.decode(errors="replace").split("\0") if entry)
-    return {key: value for key, _, value in pairs}, f"as {name} runs (pid {running[name]})"
+    return {key: value for key, _, value in pairs}
 
 
-def settings_of(role: str, environ: Mapping[str, str], ours: Mapping[str, str]) -> list[Setting]:
+def masked(variable: str, value: str) -> str:
+    """`value` without what opens doors: a login inside a URL, and whatever is a secret by its name (that of a file is none)."""
+    if value and _SECRET.search(variable):
+        return MASK
+    return without_login(value)
+
+
+def settings_of(role: str, environ: Environ, outer: Environ) -> list[Setting]:
     """In the order of the service's own struct. Raises ConfigError for a value that does not fit."""
     module = importlib.import_module(f"services.{role}.config")
     config_type: type[msgspec.Struct] = next(
@@ -85,8 +103,8 @@ def settings_of(role: str, environ: Mapping[str, str], ours: Mapping[str, str]) 
     defaults = to_environ(read_config(config_type, required))
     settings = []
     for variable in _variables(config_type):
-        origin = "default" if variable not in environ else "environment" if ours.get(variable) == environ[variable] else "flag"
-        shown = "" if variable in required and variable not in environ else values.get(variable, "")
+        origin = "default" if variable not in environ else "environment" if outer.get(variable) == environ[variable] else "flag"
+        shown = "" if variable in required and variable not in environ else masked(variable, values.get(variable, ""))
         settings.append(Setting(variable, shown, "" if variable in required else defaults.get(variable, ""), origin))
     return settings
 

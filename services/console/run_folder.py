@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from services.console.terminal import without_login
 from shared.config import ServiceConfig, read_config
 from shared.errors import EnvironmentFault
 
@@ -172,7 +173,7 @@ def _named(runs: Sequence[Run], wanted: str, absent: str) -> Run:
 
 
 def _choice(runs: Sequence[Run]) -> str:
-    return "Say which:\n" + "\n".join(f"  --run {run.folder.name:<22}  {run.http_url or run.nats_url}" for run in runs)
+    return "Say which:\n" + "\n".join(f"  --run {run.folder.name:<22}  {run.http_url or without_login(run.nats_url)}" for run in runs)
 
 
 def _run_elsewhere(config: ServiceConfig) -> Run:

@@ -12,7 +12,7 @@ import msgspec
 
 from services.console.fleet_view import read_leases, read_loads, visit
 from services.console.run_folder import Run, add_run_flags, find_run, state_dir
-from services.console.terminal import Terminal, age_text, table
+from services.console.terminal import Terminal, age_text, table, without_login
 from shared.messages.fleet import WorkerLease, WorkerLoad
 
 _HEADINGS = ("service", "id", "state", "model", "load", "kv", "speed", "up")
@@ -34,7 +34,7 @@ def run(argv: Sequence[str]) -> int:
         sys.stdout.write(_json(stack, leases, loads, is_ready) + "\n")
     else:
         terminal = Terminal()
-        terminal.say(terminal.paint(f"{stack.folder.name} · {stack.http_url or stack.nats_url} · {stack.state}", "bold"))
+        terminal.say(terminal.paint(f"{stack.folder.name} · {stack.http_url or without_login(stack.nats_url)} · {stack.state}", "bold"))
         for line in table([_HEADINGS, *(_row(lease, loads.get(lease.instance), time.time_ns()) for lease in leases)]):
             terminal.say(line)
         if absent:
@@ -85,7 +85,7 @@ def _json(stack: Run, leases: list[WorkerLease], loads: dict[str, WorkerLoad], i
         "ready": is_ready,
         "state": stack.state,
         "http_url": stack.http_url,
-        "nats_url": stack.nats_url,
+        "nats_url": without_login(stack.nats_url),
         "folder": str(stack.folder),
         "pid": stack.pid,
         "processes": stack.services,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
+MASK = "•••"
+_LOGIN = re.compile(r"(\w://)[^/\s]*@")
 _COLOURS = {"green": "32", "red": "31", "yellow": "33", "dim": "2", "bold": "1"}
 _MARKS = {"done": ("✔", "green"), "failed": ("✘", "red"), "warning": ("!", "yellow"), "running": ("·", "dim")}
 
@@ -49,6 +52,11 @@ def home_text(path: object) -> str:
     """A path with the home folder as `~`."""
     text, home = str(path), str(Path.home())
     return "~" + text[len(home) :] if text.startswith(home + os.sep) else text
+
+
+def without_login(text: str) -> str:
+    """`nats://user:password@host` → `nats://•••@host`, wherever in `text`."""
+    return _LOGIN.sub(rf"\1{MASK}@", text)
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
