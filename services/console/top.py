@@ -50,13 +50,16 @@ async def _watch(options: argparse.Namespace) -> None:
             leases.sort(key=lambda lease: (_ORDER.index(lease.role), lease.name))
             return Look(time.monotonic(), leases, loads, pages)
 
-        before = await look()
+        before, look_s = await look(), 0.0
         try:
             if redraws:
                 terminal.stream.write(_HIDE + _WHOLE)
             while True:
-                await asyncio.sleep(options.interval)
+                # The look itself waits for the workers' reports, so what it takes is part of the interval.
+                await asyncio.sleep(max(before.at_s + options.interval - time.monotonic() - look_s, 0.0))
+                began_s = time.monotonic()
                 after = await look()
+                look_s = time.monotonic() - began_s
                 if options.json:
                     sys.stdout.write(msgspec.json.encode(figures(before, after)).decode() + "\n")
                     sys.stdout.flush()
