@@ -11,6 +11,7 @@ import pytest
 
 from loadtest.client import Client, Outcome
 from loadtest.local_stack import LocalStack
+from tests.support.process import ServiceProcess
 from tests.support.stack import SIM, checked_stack
 
 pytestmark = pytest.mark.timeout(180)
@@ -89,3 +90,52 @@ def test_no_service_imports_torch(tmp_path: Path) -> None:
     with checked_stack(tmp_path, *SIM, "--prefill", "4", "--decode", "4") as stack:
         for name, pid in stack.describe()["services"].items():
             assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text(), name
+
+
+@pytest.mark.parametrize("killed", ["first", "second"])
+def test_of_two_routers_one_is_killed_under_load_and_nothing_is_lost(stack: LocalStack, killed: str) -> None:
+    """Requests come all the time, so that some are taken, queued or under way wherever the death strikes. Every one ends once, and well."""
+
+    async def run() -> tuple[list[Outcome], int]:
+        run = stack.describe()
+        second = await ServiceProcess.start(
+            "services.router",
+            {
+                "SS_NATS_URL": run["nats_url"],
+                "SS_NATS_USER": "router",
+                "SS_NATS_PASSWORD_FILE": f"{run['folder']}/nats/router",
+                "SS_NAME": "router-second",
+            },
+        )
+        await second.until_state("ready")
+        client, outcomes, done = Client(stack.url), [], asyncio.Event()
+
+        async def ask(number: int) -> None:
+            while not done.is_set():
+                prompt = [6_000 + (len(outcomes) * 7 + number) % 3_000 + index for index in range(40)]
+                outcomes.append(await client.generate("/v1/completions", {**body("smollm2-135m", prompt), "max_tokens": 12}))
+
+        asking = [asyncio.ensure_future(ask(number)) for number in range(12)]
+        await asyncio.sleep(1.0)
+        num_before = len(outcomes)
+        if killed == "second":
+            second.send(signal.SIGKILL)
+            await second.ended()
+        else:
+            old = stack.kill("router")
+            await asyncio.to_thread(stack.wait_restarted, "router", old)
+        await asyncio.sleep(1.0)
+        done.set()
+        await asyncio.gather(*asking)
+        await client.close()
+        if killed == "first":
+            second.send(signal.SIGTERM)
+            assert await second.ended() == 0
+        await second.close()
+        return outcomes, num_before
+
+    outcomes, num_before = asyncio.run(run())
+    assert 0 < num_before < len(outcomes)
+    assert [(outcome.status, outcome.error) for outcome in outcomes if not outcome.is_ok] == []
+    assert {outcome.usage["completion_tokens"] for outcome in outcomes} == {12}
+    assert {outcome.finish_reason for outcome in outcomes} == {"length"}
