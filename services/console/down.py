@@ -9,6 +9,8 @@ import signal
 import time
 from collections.abc import Sequence
 
+import msgspec
+
 from services.console.run_folder import Run, add_run_flags, choose, guests_of, live_runs, process_start, state_dir
 from services.console.terminal import Terminal
 from shared.errors import EnvironmentFault
@@ -20,18 +22,23 @@ def run(argv: Sequence[str]) -> int:
     """The command. Exit 0 also when nothing was running; 3 if several stacks run and none is named."""
     parser = argparse.ArgumentParser(prog="slipstream down", description="Stop the running stack: drain, then end every process of it.")
     parser.add_argument("--now", action="store_true", help="do not drain: kill")
+    parser.add_argument("--json", action="store_true", help="for scripts")
     add_run_flags(parser)
     options = parser.parse_args(argv)
     terminal = Terminal()
     runs = live_runs(state_dir(options.state_dir))
     if not runs:
-        terminal.say("nothing is running")
+        terminal.say('{"stopped":[]}' if options.json else "nothing is running")
         return 0
     host = choose(runs, options.run)
     # Those that joined leave before the one whose NATS they use.
-    for stack in [*guests_of(host, runs), host]:
+    stopping = [*guests_of(host, runs), host]
+    for stack in stopping:
         _stop(stack, options.now)
-        terminal.say(f"{terminal.mark('done')} stopped {stack.folder.name} ({len(stack.services)} processes)")
+        if not options.json:
+            terminal.say(f"{terminal.mark('done')} stopped {stack.folder.name} ({len(stack.services)} processes)")
+    if options.json:
+        terminal.say(msgspec.json.encode({"stopped": [stack.folder.name for stack in stopping]}).decode())
     return 0
 
 

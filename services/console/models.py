@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from services.console.board import Board
 from services.console.terminal import Terminal, home_text, size_text, table
 from shared.config import read_config
@@ -19,13 +21,15 @@ def run(argv: Sequence[str]) -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="slipstream models", description="List the converted models, or convert and verify one ahead.")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
-    verbs.add_parser("list", help="what is converted, and what is known by name (the default)")
+    listing = verbs.add_parser("list", help="what is converted, and what is known by name (the default)")
+    for each in (parser, listing):
+        each.add_argument("--json", action="store_true", help="for scripts", default=argparse.SUPPRESS)
     add = verbs.add_parser("add", help="convert and verify")
     add.add_argument("model", metavar="PATH", help="a .gguf file, a folder with config.json and safetensors, or a known name")
     options = parser.parse_args(argv)
     terminal = Terminal()
     cache_dir = read_config(EngineConfig, os.environ).cache_dir
-    return _add(options.model, cache_dir, terminal) if options.verb == "add" else _list(cache_dir, terminal)
+    return _add(options.model, cache_dir, terminal) if options.verb == "add" else _list(cache_dir, terminal, as_json="json" in options)
 
 
 def _add(model: str, cache_dir: Path, terminal: Terminal) -> int:
@@ -41,8 +45,11 @@ def _add(model: str, cache_dir: Path, terminal: Terminal) -> int:
     return 0
 
 
-def _list(cache_dir: Path, terminal: Terminal) -> int:
+def _list(cache_dir: Path, terminal: Terminal, *, as_json: bool) -> int:
     manifests = list_models(cache_dir)
+    if as_json:
+        terminal.say(msgspec.json.encode({"converted": manifests, "known": sorted(KNOWN_MODELS)}).decode())
+        return 0
     rows: list[Sequence[str]] = [("name", "size", "from", "folder")]
     for manifest in manifests:
         folder = home_text(cache_dir / "models" / manifest.source_digest[:12]) + "…"

@@ -1,3 +1,4 @@
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -75,3 +76,9 @@ def test_variables_of_another_nats_do_not_change_what_down_stops(tmp_path: Path,
     _, stack = make()
     assert down(tmp_path) == 0
     assert not is_alive(stack)
+
+
+def test_for_scripts(tmp_path: Path, make: MakeStack, capsys: pytest.CaptureFixture[str]) -> None:
+    name, _ = make()
+    assert down(tmp_path, "--json") == 0 and down(tmp_path, "--json") == 0
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [{"stopped": [name]}, {"stopped": []}]
