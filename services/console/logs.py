@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -66,6 +67,8 @@ class Tail:
 
     def read(self) -> Iterator[dict[str, Any]]:
         with self._path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size < self._at:
+                self._at, self._rest = 0, b""  # it was cut or made anew: what stands there is all new
             file.seek(self._at)
             data = self._rest + file.read()
             self._at = file.tell()
