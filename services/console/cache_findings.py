@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from services.console.findings import Finding
 from services.console.pages import Pages
+from services.console.terminal import share_text
 from shared.telemetry.scrape import Page
 
 NOTABLE = 0.1
@@ -42,11 +43,6 @@ def cache_findings(pages: Pages) -> list[Finding]:
     had = router.total("slipstream_router_overlap_tokens_total")
     found = [Finding("done", f"{share_text(had / asked)} of {asked:,.0f} prompt tokens were there already")]
     return [*found, *_missed(router, asked, had), *_lost(pages.of("prefill", "decode"))]
-
-
-def share_text(share: float) -> str:
-    """`12%`; what is there, but rounds to nothing, is `<1%`."""
-    return "<1%" if 0 < share < 0.005 else f"{share:.0%}"
 
 
 def _missed(router: Page, asked: float, had: float) -> Iterator[Finding]:

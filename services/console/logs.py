@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -37,11 +38,12 @@ def run(argv: Sequence[str]) -> int:
     lines = [line for line in _read(tails) if line["level"] in wanted]
     for line in lines[-options.lines :] if options.lines else lines:
         terminal.say(_shown(line, terminal, as_json=options.json))
-    while options.follow:
-        time.sleep(_POLL_S)
-        for line in _read(tails):
-            if line["level"] in wanted:
-                terminal.say(_shown(line, terminal, as_json=options.json))
+    with contextlib.suppress(KeyboardInterrupt):  # how following is meant to end
+        while options.follow:
+            time.sleep(_POLL_S)
+            for line in _read(tails):
+                if line["level"] in wanted:
+                    terminal.say(_shown(line, terminal, as_json=options.json))
     return 0
 
 

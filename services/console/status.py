@@ -12,7 +12,7 @@ import msgspec
 
 from services.console.fleet_view import read_leases, read_loads, visit
 from services.console.run_folder import Run, add_run_flags, find_run, state_dir
-from services.console.terminal import Terminal, age_text, table, without_login
+from services.console.terminal import Terminal, age_text, share_text, table, without_login
 from shared.messages.fleet import WorkerLease, WorkerLoad
 
 _HEADINGS = ("service", "id", "state", "model", "load", "kv", "speed", "up")
@@ -51,7 +51,7 @@ async def _look(stack: Run) -> tuple[list[WorkerLease], dict[str, WorkerLoad]]:
 
 
 def _row(lease: WorkerLease, load: WorkerLoad | None, now_ns: int) -> tuple[str, ...]:
-    kv = f"{load.num_used_blocks / load.num_blocks:.0%} of {load.num_blocks}" if load and load.num_blocks else "–"
+    kv = f"{share_text(load.num_used_blocks / load.num_blocks)} of {load.num_blocks}" if load and load.num_blocks else "–"
     return (
         lease.name,
         lease.instance,

@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
 MASK = "•••"
+WIDE = 1000
+"""Columns of what is no terminal: nothing is cut."""
 _LOGIN = re.compile(r"(\w://)[^/\s]*@")
+_PAINT = re.compile(r"(\x1b\[[0-9;]*m)")
 _COLOURS = {"green": "32", "red": "31", "yellow": "33", "dim": "2", "bold": "1"}
 _MARKS = {"done": ("✔", "green"), "failed": ("✘", "red"), "warning": ("!", "yellow"), "running": ("·", "dim")}
 
 
 class Terminal:
-    """One output stream. `is_live`: lines may be redrawn; `has_colour`: escape codes are welcome."""
+    """One output stream. `is_live`: lines may be redrawn; `has_colour`: escape codes are welcome; `columns`: as it began."""
 
     def __init__(self, stream: TextIO | None = None, environ: Mapping[str, str] = os.environ) -> None:
         self.stream = stream or sys.stdout
         is_terminal = self.stream.isatty() and environ.get("TERM") != "dumb"
         self.is_live = is_terminal
         self.has_colour = is_terminal and not environ.get("NO_COLOR")
+        self.columns = shutil.get_terminal_size().columns if is_terminal else WIDE
 
     def paint(self, text: str, colour: str) -> str:
         """`text` in a colour of `_COLOURS`, where there are colours."""
-        return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if self.has_colour else text
+        return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if self.has_colour and text else text
 
     def mark(self, kind: str) -> str:
         """The sign of a line: done, failed, warning, running."""
@@ -37,6 +42,23 @@ class Terminal:
         """One line, at once."""
         self.stream.write(text + "\n")
         self.stream.flush()
+
+
+def clip(line: str, columns: int) -> str:
+    """The first `columns` characters as they are seen; colours count nothing and are ended."""
+    seen, end = 0, 0
+    for part in _PAINT.split(line):
+        if not _PAINT.fullmatch(part):
+            if seen + len(part) > columns:
+                return line[: end + columns - seen] + ("\x1b[0m" if "\x1b" in line else "")
+            seen += len(part)
+        end += len(part)
+    return line
+
+
+def share_text(share: float) -> str:
+    """`12%`; what is there, but rounds to nothing, is `<1%`."""
+    return "<1%" if 0 < share < 0.005 else f"{share:.0%}"
 
 
 def size_text(num_bytes: float) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -14,9 +16,9 @@ from services.console.figures import Look, figures
 from services.console.fleet_view import read_leases, read_loads, visit
 from services.console.pages import read_pages
 from services.console.run_folder import add_run_flags, find_run, state_dir
-from services.console.terminal import Terminal, age_text, size_text, table
+from services.console.terminal import Terminal, age_text, clip, share_text, size_text, table
 
-_HOME, _CLEAR_BELOW, _HIDE, _SHOW = "\x1b[H", "\x1b[J", "\x1b[?25l", "\x1b[?25h"
+_HOME, _CLEAR_LINE, _CLEAR_BELOW, _HIDE, _SHOW = "\x1b[H", "\x1b[K", "\x1b[J", "\x1b[?25l", "\x1b[?25h"
 _WHOLE = "\x1b[2J"
 _ORDER = ("gateway", "router", "prefill", "decode", "kvstore", "planner")
 
@@ -33,7 +35,8 @@ def run(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     if not 0.1 <= options.interval <= 3600:
         parser.error("--interval: from 0.1 to 3600 seconds")
-    asyncio.run(_watch(options))
+    with contextlib.suppress(KeyboardInterrupt):  # how it is meant to end
+        asyncio.run(_watch(options))
     return 0
 
 
@@ -65,9 +68,7 @@ async def _watch(options: argparse.Namespace) -> None:
                     sys.stdout.flush()
                 else:
                     lines = screen(before, after, stack.http_url, terminal)
-                    terminal.say((_HOME if redraws else "") + "\n".join(line + ("\x1b[K" if redraws else "") for line in lines))
-                    if redraws:
-                        terminal.stream.write(_CLEAR_BELOW)
+                    terminal.say(_redrawn(lines) if redraws else "\n".join(lines))
                 if options.once:
                     return
                 before = after
@@ -75,6 +76,12 @@ async def _watch(options: argparse.Namespace) -> None:
             if redraws:
                 terminal.stream.write(_SHOW)
                 terminal.stream.flush()
+
+
+def _redrawn(lines: Sequence[str]) -> str:
+    """In place of what stood there. A line that wrapped, or one too many, would scroll the screen."""
+    columns, rows = shutil.get_terminal_size()
+    return _HOME + "\n".join(clip(line, columns) + _CLEAR_LINE for line in lines[: rows - 1]) + _CLEAR_BELOW
 
 
 def screen(before: Look, after: Look, http_url: str, terminal: Terminal) -> list[str]:
@@ -107,7 +114,7 @@ def screen(before: Look, after: Look, http_url: str, terminal: Terminal) -> list
                 lease.name,
                 lease.state,
                 f"{one['running']} run {one['waiting']} wait" if one["running"] is not None else "–",
-                f"{one['used_blocks'] / one['blocks']:.0%} of {one['blocks']}" if one["blocks"] else "–",
+                f"{share_text(one['used_blocks'] / one['blocks'])} of {one['blocks']}" if one["blocks"] else "–",
                 f"{one['step_ms']:.1f} ms" if one["step_ms"] else "–",
                 f"{one['cpu_share']:.0%}",
                 size_text(one["memory_bytes"]),

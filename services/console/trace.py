@@ -16,6 +16,7 @@ from shared.errors import EnvironmentFault, SlipstreamError
 from shared.telemetry.trace_file import TraceLine
 
 BAR = 40
+LEAST_BAR = 12
 _ARRIVE_S = 2.0
 _WRITTEN_S = 0.7
 """Spans are written a quarter of a second after their end, a busy service's later: of a request that has just ended they are waited for."""
@@ -130,16 +131,18 @@ def draw(spans: Spans, names: Mapping[str, str], terminal: Terminal) -> list[str
     call = next((span for span in spans if is_call(span)), spans[0])
     start_ns, end_ns = min(span.start_ns for span in spans), max(span.end_ns for span in spans)
     lines = [f"trace {call.trace_id}  {_summary(call)}", ""]
-    width = max(len(span.service) for span in spans)
+    service = max(len(span.service) for span in spans)
     rows = list(_in_order(spans))
     stage = max(depth + len(_stage(span)) for depth, span in rows)
-    lines.append(f"  {'service':<{width}}  {'stage':<{stage}}  {'starts':>8}  {'ms':>8}")
+    told = max(len(_told(span)) for span in spans)
+    width = min(max(terminal.columns - (service + stage + told + 28), LEAST_BAR), BAR)
+    lines.append(f"  {'service':<{service}}  {'stage':<{stage}}  {'starts':>8}  {'ms':>8}")
     for depth, span in rows:
-        bar = _bar((span.start_ns - start_ns) / (end_ns - start_ns or 1), (span.end_ns - start_ns) / (end_ns - start_ns or 1))
-        name = " " * depth + _stage(span)
+        begins, ends = ((at_ns - start_ns) / (end_ns - start_ns or 1) for at_ns in (span.start_ns, span.end_ns))
+        starts_ms = (span.start_ns - start_ns) / 1e6
         lines.append(
-            f"  {span.service:<{width}}  {name:<{stage}}  {(span.start_ns - start_ns) / 1e6:>8.1f}  {_ms(span):>8.1f}  "
-            f"{terminal.paint(bar, 'green')}  {terminal.paint(_told(span), 'dim')}".rstrip()
+            f"  {span.service:<{service}}  {' ' * depth + _stage(span):<{stage}}  {starts_ms:>8.1f}  {_ms(span):>8.1f}  "
+            f"{terminal.paint(_bar(begins, ends, width), 'green')}  {terminal.paint(_told(span), 'dim')}".rstrip()
         )
     for span in spans:
         if span.name == "router route":
@@ -163,11 +166,11 @@ def _in_order(spans: Spans) -> Iterator[tuple[int, TraceLine]]:
             yield from below(span.span_id, 1)
 
 
-def _bar(begins: float, ends: float) -> str:
+def _bar(begins: float, ends: float, width: int) -> str:
     """From `begins` to `ends`, both from 0 to 1. What is shorter than a character is a thin one."""
-    first = min(int(begins * BAR), BAR - 1)
-    length = round((ends - begins) * BAR)
-    return (" " * first + ("█" * length if length else "▏"))[:BAR].ljust(BAR)
+    first = min(int(begins * width), width - 1)
+    length = round((ends - begins) * width)
+    return (" " * first + ("█" * length if length else "▏"))[:width].ljust(width)
 
 
 def _ms(span: TraceLine) -> float:
@@ -175,7 +178,8 @@ def _ms(span: TraceLine) -> float:
 
 
 def _stage(span: TraceLine) -> str:
-    return span.name if is_call(span) else span.name.split(" ", 1)[-1]
+    """`chat` of `chat smollm2-135m` (the head tells the model), `route` of `router route`."""
+    return span.name.split(" ", 1)[0 if is_call(span) else -1]
 
 
 def _summary(call: TraceLine) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from services.console import cache_findings as cache
 from services.console import figures, findings
-from services.console.cache_findings import cache_findings, share_text
+from services.console.cache_findings import cache_findings
 from services.console.findings import Finding, stack_findings
 from services.console.pages import Pages
 from services.console.run_folder import Run, process_start
@@ -125,10 +125,6 @@ def test_what_was_lost_between_prefill_and_decode() -> None:
         "2 store operations ended as misses: x",
         "7 blocks that prefill had computed did not reach decode: expired",
     ]
-
-
-def test_shares() -> None:
-    assert [share_text(share) for share in (0, 0.001, 0.006, 0.5, 1)] == ["0%", "<1%", "1%", "50%", "100%"]
 
 
 def test_pages_of_nobody_are_empty() -> None:

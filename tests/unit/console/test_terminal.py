@@ -1,0 +1,43 @@
+import io
+
+import pytest
+
+from services.console.terminal import MASK, Terminal, clip, share_text, without_login
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "environ", "has_colour", "is_live"),
+    [
+        (Screen(), {}, True, True),
+        (Screen(), {"NO_COLOR": "1"}, False, True),
+        (Screen(), {"NO_COLOR": ""}, True, True),
+        (Screen(), {"TERM": "dumb"}, False, False),
+        (io.StringIO(), {}, False, False),
+    ],
+)
+def test_colours_need_a_terminal_that_wants_them(stream: io.StringIO, environ: dict[str, str], has_colour: bool, is_live: bool) -> None:
+    terminal = Terminal(stream, environ)
+    assert (terminal.has_colour, terminal.is_live) == (has_colour, is_live)
+    assert ("\x1b" in terminal.paint("x", "red")) is has_colour
+    assert "\x1b" not in terminal.paint("", "red"), "nothing is not painted"
+
+
+def test_a_line_is_cut_where_it_is_seen_to_end() -> None:
+    painted = "ab\x1b[31mcdef\x1b[0mgh"
+    assert clip("abcdef", 4) == "abcd" and clip("abcdef", 6) == "abcdef"
+    assert clip(painted, 8) == painted
+    assert clip(painted, 4) == "ab\x1b[31mcd\x1b[0m"
+    assert clip(painted, 7) == "ab\x1b[31mcdef\x1b[0mg\x1b[0m"
+
+
+def test_shares() -> None:
+    assert [share_text(share) for share in (0, 0.001, 0.006, 0.5, 1)] == ["0%", "<1%", "1%", "50%", "100%"]
+
+
+def test_logins_are_masked_wherever_they_stand() -> None:
+    assert without_login("to nats://a:b@h:1 and http://h") == f"to nats://{MASK}@h:1 and http://h"
