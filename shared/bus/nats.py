@@ -1,4 +1,4 @@
-"""The connection to NATS: the only importer of nats-py, whose traps (see the comments) end here. `connect` gives a whole bus."""
+"""The connection to NATS: with `nats_client` the only importer of nats-py, whose traps end here. `connect` gives a whole bus."""
 
 from __future__ import annotations
 
@@ -7,19 +7,16 @@ import contextlib
 import logging
 import random
 import secrets
-import socket
-import struct
 import time
 from collections.abc import Callable
 from typing import Any
 
 import nats.errors
 import nats.js.errors
-from nats.aio.client import Client
-from nats.aio.transport import TcpTransport
 
 from shared.bus.base import Headers, LinkClock, Message
 from shared.bus.nats_bus import NatsBus
+from shared.bus.nats_client import Sink, Transport, WritingClient
 from shared.bus.start import START_S, inbox_prefix_of, open_bus
 from shared.bus.watchdog import DEAF_S, Watchdog
 from shared.bus.wire import Callback, Stop, Wire, check_size
@@ -86,62 +83,6 @@ def translate(error: Exception, subject: str) -> BusError:
     return BusError(f"NATS: {error!r} ({subject})")
 
 
-class _Transport(TcpTransport):  # type: ignore[misc]
-    """Closes at once and takes back what was not read: a graceful close would wait for a deaf server, and the kernel deliver late."""
-
-    def __bool__(self) -> bool:
-        return True  # or the client would put its own in our place
-
-    async def connect(self, *args: Any, **kwargs: Any) -> None:
-        self.close()  # nats-py forgets a connection that broke before it was greeted
-        await super().connect(*args, **kwargs)
-
-    def close(self) -> None:
-        if self._io_writer is None or self._io_writer.is_closing():
-            return
-        with contextlib.suppress(OSError, ValueError):  # broken already
-            self._io_writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self._io_writer.transport.abort()
-
-    def at_eof(self) -> bool:
-        return self._io_reader is not None and self._io_reader.at_eof()
-
-    @property
-    def is_closing(self) -> bool:
-        """Nothing can be written any more, whether or not nats-py knows it yet."""
-        return self._io_writer is None or self._io_writer.is_closing()
-
-    @property
-    def num_unsent_bytes(self) -> int:
-        """Written by us, and not yet taken by the kernel."""
-        return 0 if self._io_writer is None else int(self._io_writer.transport.get_write_buffer_size())
-
-
-class _Client(Client):  # type: ignore[misc]
-    """Writes at once. nats-py wakes a task for each message that does nothing else, and later: a tenth of a millisecond a hop."""
-
-    _pending: list[bytes]
-    _pending_data_size: int
-
-    async def _flush_pending(self, force_flush: bool = False) -> Any:
-        if self.is_connected and self._pending and not self._transport.is_closing:  # what a broken link holds is dropped with it
-            unsent, self._pending, self._pending_data_size = self._pending, [], 0
-            self._transport.writelines(unsent)
-        written = asyncio.get_running_loop().create_future()
-        written.set_result(None)
-        return written
-
-
-class _Sink:
-    """Takes the place of a subscription's future, so that messages come by plain call: no queue, task or limit of nats-py between."""
-
-    def __init__(self, take: Callable[[Any], None]) -> None:
-        self.set_result = take
-
-    def cancelled(self) -> bool:
-        return False
-
-
 class Connection(Wire):
     """One connection. Guarantees:
 
@@ -155,8 +96,8 @@ class Connection(Wire):
         super().__init__()
         self.clock = LinkClock(time.monotonic, patience_s=PATIENCE_S)
         self.inbox = f"{inbox_prefix}.{secrets.token_hex(8)}"
-        self._client = _Client()
-        self._client._transport = _Transport()
+        self._client = WritingClient()
+        self._client._transport = Transport()
         self._is_up = asyncio.Event()
         self._is_stuck = False
         self._is_closing = False
@@ -219,7 +160,7 @@ class Connection(Wire):
                 log.exception("a subscriber of %s failed", subject)
 
         try:
-            subscription = await self._client.subscribe(subject, queue, future=_Sink(take))
+            subscription = await self._client.subscribe(subject, queue, future=Sink(take))
         except nats.errors.Error as error:
             raise translate(error, subject) from error
 
