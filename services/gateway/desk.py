@@ -80,6 +80,12 @@ class Desk:
         if record.num_output_tokens > 1:
             itl_s = (record.e2e_ms - record.ttft_ms) / 1000 / (record.num_output_tokens - 1)
             telemetry.observe("vllm:inter_token_latency_seconds", itl_s, model_name=record.model)
+        telemetry.observe("vllm:request_prompt_tokens", record.num_prompt_tokens, model_name=record.model)
+        telemetry.observe("vllm:request_generation_tokens", record.num_output_tokens, model_name=record.model)
+        for usage in generation.usages():
+            telemetry.observe("vllm:request_queue_time_seconds", usage.queue_ms / 1000, model_name=record.model)
+            telemetry.observe("vllm:request_prefill_time_seconds", usage.prefill_ms / 1000, model_name=record.model)
+            telemetry.observe("vllm:request_decode_time_seconds", usage.decode_ms / 1000, model_name=record.model)
         if error is None:
             telemetry.count("vllm:request_success", finished_reason=record.outcome, model_name=record.model)
         telemetry.span(

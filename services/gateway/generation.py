@@ -144,8 +144,11 @@ class Generation:
     @property
     def num_cached_tokens(self) -> int:
         """Prompt tokens reused, of each prompt once (its choices share it)."""
-        usages = [choice.stream.session.end.usage for choice in self.choices if choice.stream.session.end is not None]
-        return sum(usage.num_cached_tokens for usage in usages[:: self.admitted.num_choices])
+        return sum(usage.num_cached_tokens for usage in self.usages()[:: self.admitted.num_choices])
+
+    def usages(self) -> list[Usage]:
+        """Of the choices that have ended."""
+        return [choice.stream.session.end.usage for choice in self.choices if choice.stream.session.end is not None]
 
     def workers(self) -> tuple[InstanceId | None, InstanceId | None]:
         """(prefill, decode) of the first choice, as far as they are known."""

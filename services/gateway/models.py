@@ -13,6 +13,7 @@ from shared.fleet import Fleet
 from shared.messages.codec import decode
 from shared.messages.fleet import ModelCard
 from shared.messages.subjects import Subjects
+from shared.types import ModelId
 
 RETRY_S = 0.5
 
@@ -88,6 +89,10 @@ class Models:
             if model.card.name == name:
                 return model
         raise ModelNotFound(name, sorted(model.card.name for model in self.served()))
+
+    def name_of(self, model: ModelId) -> str | None:
+        """What clients call a model; None until its card is known."""
+        return next((known.card.name for known in self._models.values() if known.id == model), None)
 
     def default(self) -> Model:
         """For calls that name no model."""

@@ -21,6 +21,7 @@ from services.gateway.natsdoor import NatsDoor
 from services.gateway.protocol import bounded_protocol
 from services.gateway.secret import cluster_secret
 from services.gateway.sessions import Sessions
+from services.gateway.worker_loads import WorkerLoads
 from shared.bus.base import Bus
 from shared.errors import EnvironmentFault
 from shared.messages.fleet import WorkerLease
@@ -56,6 +57,7 @@ class GatewayService(Service):
         secret = await asyncio.to_thread(cluster_secret, config.cluster_secret_file)
         listener = _listen(config.http_host, config.http_port)
         self.spawn(self.models.follow(), "models")
+        self.spawn(WorkerLoads(self.bus, self.subjects, self.fleet, self.telemetry, self.models.name_of).follow(), "worker-loads")
         await self.sessions.start()
         admission = Admission(self.models, self.instance, secret, config.deadline_s)
         self._desk = Desk(self.bus, self.subjects, self.telemetry, self.instance, admission, self.sessions, config.max_requests)

@@ -84,6 +84,14 @@ GATEWAY = (
     _histogram("vllm:time_to_first_token_seconds", "From the call to its first token.", REQUEST_SECONDS, "model_name"),
     _histogram("vllm:inter_token_latency_seconds", "Mean time between the tokens of a call.", SHORT_SECONDS, "model_name"),
     _histogram("vllm:e2e_request_latency_seconds", "From the call to its end.", REQUEST_SECONDS, "model_name"),
+    _histogram("vllm:request_queue_time_seconds", "Of that, waiting for a worker.", REQUEST_SECONDS, "model_name"),
+    _histogram("vllm:request_prefill_time_seconds", "Of that, at a prefill worker.", REQUEST_SECONDS, "model_name"),
+    _histogram("vllm:request_decode_time_seconds", "Of that, at the decode worker.", REQUEST_SECONDS, "model_name"),
+    _histogram("vllm:request_prompt_tokens", "Prompt tokens of a call.", NUM_TOKENS, "model_name"),
+    _histogram("vllm:request_generation_tokens", "Output tokens of a call.", NUM_TOKENS, "model_name"),
+    _gauge("vllm:num_requests_running", "Sequences in slots, by the workers' last reports.", "model_name"),
+    _gauge("vllm:num_requests_waiting", "Sequences taken by a worker that wait for a slot, by the workers' last reports.", "model_name"),
+    _gauge("vllm:kv_cache_usage_perc", "The part of the decode workers' device blocks in use, from 0 to 1.", "model_name"),
 )
 
 ROUTER = (

@@ -17,9 +17,11 @@ from services.gateway.service import GatewayService
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.bus.streams import provision
 from shared.messages.subjects import Subjects
+from shared.telemetry import NullTelemetry
 from tests.support.cluster import Cluster
 from tests.support.http import Reply, Web, read_reply, request_bytes
 from tests.support.model_fixture import MODEL
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.asyncio(loop_scope="module")]
 
@@ -233,6 +235,17 @@ async def test_why_it_went_where_it_went_is_told_on_request(door: Door) -> None:
     assert "x-slipstream-explanation" not in (await door.web.post(TEXT, text())).headers
 
 
+async def test_dashboards_made_for_vllm_find_their_names(door: Door) -> None:
+    telemetry = door.gateway.telemetry
+    assert isinstance(telemetry, NullTelemetry)
+    await door.web.post(TEXT, text(max_tokens=7))
+    for name in ("queue_time_seconds", "prefill_time_seconds", "decode_time_seconds", "prompt_tokens", "generation_tokens"):
+        assert telemetry.observations[(f"vllm:request_{name}", (("model_name", MODEL),))], name
+    assert telemetry.observations[("vllm:request_generation_tokens", (("model_name", MODEL),))][-1] == 7
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+        await until(lambda name=name: (f"vllm:{name}", (("model_name", MODEL),)) in telemetry.gauges)  # type: ignore[misc]
+
+
 async def test_unknown_fields_are_ignored_and_listed(door: Door) -> None:
     reply = await door.web.post(CHAT, chat(frobnicate=1, user="me"))
     assert reply.status == 200
@@ -331,11 +344,6 @@ async def test_cached_tokens_are_told(door: Door) -> None:
     assert first.json["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert second.json["usage"]["prompt_tokens_details"]["cached_tokens"] == 32
     assert second.headers["x-slipstream-cached-tokens"] == "32"
-
-
-async def until(condition: Any) -> None:
-    while not condition():
-        await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("stream", [False, True])
