@@ -98,9 +98,9 @@ class Up:
                 self._board.done("gateway", await in_daemon_thread(partial(self_test, self._run.http_url)))
             if options.warm:
                 await self._warm(options.warm, self._run.http_url)
-        self._update(state="ready")
         self._board.close()
         self._terminal.say("\n" + ready_block(self._run, self._board.elapsed_s))
+        self._update(state="ready")
 
     async def _warm(self, file: Path, http_url: str) -> None:
         loop = asyncio.get_running_loop()

@@ -110,7 +110,7 @@ class Dispatcher:
 
     async def _dispatch(self, waiting: Waiting, decision: Decision) -> None:
         """Queue the task, then ack the request: in between, a crash means a second task, and the gateway takes one instance's only."""
-        queue_s = time.monotonic() - waiting.taken_s
+        queue_s, decided_ns = time.monotonic() - waiting.taken_s, self._telemetry.now_ns()
         request = msgspec.structs.replace(waiting.request, deadline_ms=max(int(waiting.request.deadline_ms - queue_s * 1000), 0))
         subject, payload, worker = self._task(request, decision, queue_s * 1000)
         await self._announce(request, decision)
@@ -125,7 +125,7 @@ class Dispatcher:
             return
         await acknowledge(waiting.delivery)
         self._leaving.pop(request.msg_id, None)
-        self._report(request, decision, queue_s)
+        self._report(request, decision, queue_s, decided_ns)
 
     async def _explain(self, request: GenerateRequest, decision: Decision) -> None:
         """Before the task is queued, so that it is there before the first token."""
@@ -161,8 +161,8 @@ class Dispatcher:
         waiting.is_gone = False
         self._requeue(waiting)
 
-    def _report(self, request: GenerateRequest, decision: Decision, queue_s: float) -> None:
-        """What was decided and why, after it was done."""
+    def _report(self, request: GenerateRequest, decision: Decision, queue_s: float, decided_ns: int) -> None:
+        """What was decided and why, told after it was done. The stage is over when it is decided: what follows is its worker's."""
         self._telemetry.count("router_routed", reason=decision.reason)
         self._telemetry.count("router_prompt_tokens", request.num_tokens)
         self._telemetry.count("router_overlap_tokens", decision.num_overlap_tokens)
@@ -172,12 +172,11 @@ class Dispatcher:
         if decision.hint.sketches:
             self._telemetry.count("router_similar", outcome="none" if decision.hint.neighbour is None else "found")
         self._telemetry.observe("router_queue_seconds", queue_s)
-        end_ns = self._telemetry.now_ns()
         self._telemetry.span(
             "router route",
             traceparent=request.traceparent,
-            start_ns=end_ns - int(queue_s * 1e9),
-            end_ns=end_ns,
+            start_ns=decided_ns - int(queue_s * 1e9),
+            end_ns=decided_ns,
             decode_worker=decision.decode_worker,
             prefill_worker=decision.prefill_worker or "",
             reason=decision.reason,

@@ -165,6 +165,7 @@ class RouterService(Service):
             self._pull_or_pause()
             self.telemetry.gauge("router_queued", len(self.queue))
             self.telemetry.gauge("router_index_blocks", len(self.index))
+            self.telemetry.gauge("router_degraded_sources", self.index.num_degraded)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ROUTE_EVERY_S):  # not wait_for: in Python 3.11 it may swallow a cancellation
                     await self._wake.wait()

@@ -111,6 +111,7 @@ ROUTER = (
     _counter("router_dead_letters", "Tasks given up after too many deliveries.", "queue"),
     _gauge("router_queued", "Requests that wait."),
     _gauge("router_index_blocks", "Distinct blocks in the index."),
+    _gauge("router_degraded_sources", "Sources whose events had a gap, and whose snapshot is not here yet."),
     _histogram("router_decision_seconds", "One decision.", SHORT_SECONDS),
     _histogram("router_queue_seconds", "From taken to routed.", REQUEST_SECONDS),
 )

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import sys
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
+
+log = logging.getLogger(__name__)
 
 OPENMETRICS = "application/openmetrics-text"
 
@@ -24,16 +29,21 @@ class MetricsServer:
                     self.send_error(404, "only /metrics is served here")
                     return
                 content_type, body = expose(registry, self.headers.get("accept", ""))
-                self.send_response(200)
-                self.send_header("content-type", content_type)
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+                with suppress(ConnectionError):  # a scraper that hangs up is no fault of ours
+                    self.send_response(200)
+                    self.send_header("content-type", content_type)
+                    self.send_header("content-length", str(len(body)))
+                    self.end_headers()
+                    self.wfile.write(body)
 
             def log_message(self, *_: object) -> None:
                 """Scrapes are not worth a line."""
 
-        self._server = ThreadingHTTPServer((host, port), Handler)
+        class Server(ThreadingHTTPServer):
+            def handle_error(self, request: object, client_address: object) -> None:
+                log.info("a scrape from %s broke off: %s", client_address, sys.exc_info()[1])
+
+        self._server = Server((host, port), Handler)
         self._server.daemon_threads = True
         Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
 

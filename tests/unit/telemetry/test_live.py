@@ -1,6 +1,8 @@
 """/metrics as a scraper sees it."""
 
 import http.client
+import socket
+import struct
 
 import pytest
 
@@ -91,3 +93,16 @@ async def test_names_with_a_colon_stay_as_they_are_whatever_the_scraper_takes() 
         assert 'vllm:time_to_first_token_seconds_count{model_name="m"} 1' in page, accept
         assert "vllm_" not in page
     await telemetry.close()
+
+
+async def test_a_scraper_that_hangs_up_leaves_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    telemetry = LiveTelemetry(sections=sections_of("router"))
+    telemetry.serve("127.0.0.1", 0)
+    host, _, port = telemetry.address.partition(":")
+    for said in (b"GET /metrics HTTP/1.1\r\n\r\n", b"GET /met", b""):
+        with socket.create_connection((host, int(port))) as rude:
+            rude.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            rude.sendall(said)
+    assert "slipstream_router_queued" in scrape(telemetry)
+    await telemetry.close()
+    assert "Traceback" not in capfd.readouterr().err
