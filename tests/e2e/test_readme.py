@@ -106,6 +106,7 @@ def test_flags_that_are_shown_exist(command: str, tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     for name in ("model.gguf", "slipstream.creds", "keys"):
         Path(name).touch()
+    Path("requests.jsonl").write_text('{"prompt": "x"}')
     if words[:2] == ["slipstream", "up"]:
         parse_options(words[2:])
     else:
