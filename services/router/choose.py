@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from services.router.index import PrefixIndex
 from services.router.kernel import KERNEL, CPool
 from services.router.load import ACTIVE_BLOCKS, ACTIVE_REQUESTS, LOAD, NUM_FEATURES, UNCACHED, Floats, Pool
+from services.router.score import NUM_TOLD, TOLD_FEATURES
 from services.router.source import Lengths
 
 WINDOW, SLACK = 1.1, 2.0
@@ -35,8 +36,9 @@ class Holding:
         arrays = (pool.features, pool.num_blocks, pool.max_requests, pool.queued_tokens, pool.tokens_per_s, pool.last_sent_s)
         self._c = CPool(len(leases), *(array.ctypes.data for array in (*arrays, self.device, self.dram, self.ssd)))
         self.address = ctypes.addressof(self._c)
-        self.scratch: Floats = np.empty((NUM_FEATURES + 1, len(leases)))
-        self.to_scratch = self.scratch.ctypes.data
+        self.scratch: Floats = np.empty((3, len(leases)))
+        self.told: Floats = np.empty((NUM_TOLD, TOLD_FEATURES + NUM_FEATURES))
+        self.to_scratch, self.to_told = self.scratch.ctypes.data, self.told.ctypes.data
 
     def device_blocks(self, lengths: Lengths) -> Blocks:
         """[num_workers] Leading blocks in each worker's own pool."""
@@ -66,10 +68,9 @@ class Choice(NamedTuple):
     """`row` -1: nobody has room."""
 
     row: int
-    features: Floats
-    """[num_features, num_workers]"""
-    scores: Floats
-    """[num_workers] Infinite: no room, or outside the load window."""
+    told: Floats
+    """[at most NUM_TOLD, 2 + num_features] Row, score and features of the chosen one and the next best. None of them without room, or
+    outside the load window."""
 
 
 class Chooser(ABC):
@@ -95,15 +96,16 @@ class NumpyChooser(Chooser):
         pool, features = at.pool, at.pool.features.copy()
         used, requests = features[ACTIVE_BLOCKS], features[ACTIVE_REQUESTS]
         is_open = (used * (requests > 0) + need_blocks <= pool.num_blocks) & (requests < pool.max_requests)
-        scores = np.full(len(requests), np.inf)
         if not is_open.any():
-            return Choice(-1, features, scores)
+            return Choice(-1, at.told[:0])
         held = at.held_blocks(lengths)
         features[UNCACHED] = prompt_blocks - (held if expected is None else np.maximum(held, expected))
         features[LOAD] = held - at.device_blocks(lengths)
         is_open &= requests <= requests[is_open].mean() * WINDOW + SLACK
-        scores[is_open] = (weights.values @ features)[is_open]
-        return Choice(_pick(pool, scores, random), features, scores)
+        scores = np.where(is_open, weights.values @ features, np.inf)
+        row = _pick(pool, scores, random)
+        rows = [row, *(other for other in np.argsort(scores, kind="stable").tolist() if is_open[other] and other != row)][:NUM_TOLD]
+        return Choice(row, np.column_stack([rows, scores[rows], features[:, rows].T]))
 
     def prefill(self, at: Holding, lengths: Lengths, num_tokens: int, random: int) -> tuple[int, float]:
         pool = at.pool
@@ -122,11 +124,12 @@ class KernelChooser(Chooser):
         self, at: Holding, weights: Vector, lengths: Lengths, expected: Blocks | None, prompt_blocks: float, need_blocks: int, random: int
     ) -> Choice:
         soon = None if expected is None else expected.ctypes.data
-        row = self._choose(
-            at.address, weights.address, lengths.address, soon, prompt_blocks, need_blocks, WINDOW, SLACK, TIE, random, at.to_scratch
+        count = self._choose(
+            *(at.address, weights.address, lengths.address, soon, prompt_blocks, need_blocks, WINDOW, SLACK, TIE, random),
+            *(at.to_scratch, at.to_told),
         )
-        out = at.scratch.copy()
-        return Choice(row, out[:NUM_FEATURES], out[NUM_FEATURES])
+        told = at.told[:count].copy()
+        return Choice(int(told[0, 0]) if count else -1, told)
 
     def prefill(self, at: Holding, lengths: Lengths, num_tokens: int, random: int) -> tuple[int, float]:
         row = self._choose_prefill(at.address, lengths.address, num_tokens, at.pool.block_size, TIE, random, at.to_scratch)

@@ -129,7 +129,7 @@ class Decider:
             num_fast_blocks=holding.fast_at(lengths, choice.row),
             sources=self._index.hosts(runs) if longest(runs) > overlap else [],
             hint=hint,
-            view=View(pool, choice.features, choice.scores),
+            view=View(pool, choice.told),
         )
 
     def could_serve(self, model: str, num_tokens: int) -> bool:

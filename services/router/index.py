@@ -6,12 +6,14 @@ holders. Events of a source carry epoch and sequence: a gap makes it DEGRADED un
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 
+from services.router.holders import HolderSets, each_bit
 from services.router.source import Holder, Lengths, Runs, Source, SourceState
-from services.router.table import make_table
+from services.router.table import NumberRuns, make_table
 from shared.kv.hashing import split
 from shared.messages.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent, KvEventBatch, KvSnapshot
 from shared.types import KEY_BYTES, Tier
@@ -23,24 +25,19 @@ MAX_BLOCKS_PER_BATCH = 65_536
 FEW_BITS = 8
 """So many holders are looked up one by one."""
 MAX_GONE = 65_536
+"""Blocks that were held and are not, remembered as such; more are swept out."""
+SWEEP_FACTOR = 8
+"""Slots of the table that are swept for every block of an event."""
 MAX_SOURCES = 4
-MAX_SETS = 65_536
-"""Sets of holders that may be numbered before those out of use are forgotten."""
 
 
 class PrefixIndex:
-    """All operations are O(1) a block."""
+    """A block costs O(1) to store, remove or look up. That a source is gone costs O(sets of holders), however much it held."""
 
     def __init__(self) -> None:
         self._table = make_table()
         """Block → number of its set of holders."""
-        self._sets: list[int] = [0]
-        """Number → bits of the holders."""
-        self._numbers: dict[int, int] = {0: 0}
-        """The other way round."""
-        self._max_sets = MAX_SETS
-        self._gone: dict[bytes, None] = {}
-        """Blocks that were held and are not, the newest last."""
+        self._sets = HolderSets(self._table)
         self._lengths = Lengths.zeros(1)
         self._sources: dict[str, Source] = {}
         self._by_bit: list[Holder | None] = []
@@ -51,7 +48,7 @@ class PrefixIndex:
         """Batches that were no sense: too large, of a dead epoch, unknown tiers."""
 
     def __len__(self) -> int:
-        """Distinct blocks."""
+        """Distinct blocks that somebody holds."""
         return len(self._table)
 
     # -- look-up -------------------------------------------------------------------------------------------------------
@@ -60,8 +57,9 @@ class PrefixIndex:
         runs: Runs = []
         alive = -1
         length = 0
+        sets = self._sets.bits
         for number, end in self._table.runs(packed_keys, num_keys):
-            bits = alive & self._sets[number]
+            bits = alive & sets[number]
             if bits != alive:
                 if length:
                     runs.append((alive & ~bits, length))
@@ -85,17 +83,14 @@ class PrefixIndex:
                 packed = np.frombuffer(bits.to_bytes((num_bits + 7) // 8, "little"), dtype=np.uint8)
                 lengths[np.flatnonzero(np.unpackbits(packed, bitorder="little"))] = length
                 continue
-            while bits:
-                low = bits & -bits
-                lengths[low.bit_length() - 1] = length
-                bits ^= low
+            for bit in each_bit(bits):
+                lengths[bit] = length
         return self._lengths
 
     def hosts(self, runs: Runs) -> list[str]:
         """Whose stores hold the longest run."""
-        bits = runs[-1][0] if runs else 0
-        holders = (holder for bit, holder in enumerate(self._by_bit) if bits >> bit & 1)
-        return [holder.source for holder in holders if holder is not None and holder.tier != "device"][:MAX_SOURCES]
+        holders = self._holders(runs[-1][0] if runs else 0)
+        return list(islice((holder.source for holder in holders if holder.tier != "device"), MAX_SOURCES))
 
     def bit(self, name: str | None, tier: Tier) -> int:
         """Of a holder, as a place in `lengths`. Good until `version` changes."""
@@ -109,7 +104,7 @@ class PrefixIndex:
 
     def is_gone(self, key: bytes) -> bool:
         """Whether somebody had the block, and nobody has it now."""
-        return key in self._gone and not self._table.get(key)[0]
+        return any(number and not self._sets.bits[number] for number, _ in self._table.all_runs(key))
 
     # -- events --------------------------------------------------------------------------------------------------------
     def apply(self, batch: KvEventBatch) -> bool:
@@ -177,19 +172,24 @@ class PrefixIndex:
         return sum(source.state == "DEGRADED" for source in self._sources.values())
 
     def num_blocks(self, name: str, tier: Tier) -> int:
-        source = self._sources.get(name)
-        return len(source.keys.get(tier, ())) if source else 0
+        return self.summary().get(name, {}).get(tier, 0)
 
     def summary(self) -> dict[str, dict[str, int]]:
         """Source → tier → number of blocks."""
-        return {name: {tier: len(keys) for tier, keys in source.keys.items()} for name, source in self._sources.items()}
+        found: dict[str, dict[str, int]] = {name: dict.fromkeys(source.bits, 0) for name, source in self._sources.items()}
+        for bits, count in self._sets.counts():
+            for holder in self._holders(bits) if count else ():
+                found[holder.source][holder.tier] += count
+        return found
 
     def dump(self) -> dict[str, dict[str, list[str]]]:
         """Everything, sorted: source → tier → keys in hex. Two routers that heard the same are equal."""
-        return {
-            name: {tier: sorted(key.hex() for key in keys) for tier, keys in sorted(source.keys.items()) if keys}
-            for name, source in sorted(self._sources.items())
-        }
+        found: dict[str, dict[str, list[str]]] = {name: {} for name in sorted(self._sources)}
+        packed, numbers = self._table.content()
+        for key, number in sorted(zip(split(packed, KEY_BYTES), numbers.tolist(), strict=True)):
+            for holder in self._holders(self._sets.bits[number]):
+                found[holder.source].setdefault(holder.tier, []).append(key.hex())
+        return {name: dict(sorted(tiers.items())) for name, tiers in found.items()}
 
     # -- inside --------------------------------------------------------------------------------------------------------
     def _source(self, name: str) -> Source:
@@ -204,55 +204,40 @@ class PrefixIndex:
                 case BlocksStored():
                     self._store(source, event.tier, event.block_keys)
                 case BlocksRemoved():
-                    self._remove(source, event.tier, split(event.block_keys, KEY_BYTES))
+                    self._remove(source, event.tier, event.block_keys)
                 case BlocksCleared():
                     self._clear(source)
 
     def _store(self, source: Source, tier: Tier, packed: bytes) -> None:
         mask = 1 << self._bit(source, tier)
-        source.keys[tier].update(split(packed, KEY_BYTES))
-        self._change(packed, lambda bits: bits | mask)
+        runs = self._table.all_runs(packed)
+        self._assign(packed, runs, [self._sets.bits[number] | mask for number, _ in runs])
 
-    def _remove(self, source: Source, tier: Tier, keys: Iterable[bytes]) -> None:
+    def _remove(self, source: Source, tier: Tier, packed: bytes) -> None:
         mask = ~(1 << self._bit(source, tier))
-        held = source.keys[tier].intersection(keys)
-        source.keys[tier] -= held
-        self._change(b"".join(held), lambda bits: bits & mask)
+        runs = self._table.all_runs(packed)
+        self._assign(packed, runs, [self._sets.bits[number] & mask for number, _ in runs])
 
-    def _change(self, packed: bytes, change: Callable[[int], int]) -> None:
-        """Give the blocks other sets of holders."""
-        before = self._table.get(packed)
-        after = {number: self._number(change(self._sets[number])) for number in set(before)}
-        self._table.set(packed, [after[number] for number in before])
-        if any(number and not after[number] for number in after):
-            self._note_gone(key for key, number in zip(split(packed, KEY_BYTES), before, strict=True) if number and not after[number])
-        if len(self._sets) > self._max_sets:
-            self._forget_sets()
-
-    def _note_gone(self, keys: Iterable[bytes]) -> None:
-        self._gone.update(dict.fromkeys(keys))
-        while len(self._gone) > MAX_GONE:
-            del self._gone[next(iter(self._gone))]
-
-    def _number(self, bits: int) -> int:
-        number = self._numbers.get(bits)
-        if number is None:
-            number = self._numbers[bits] = len(self._sets)
-            self._sets.append(bits)
-        return number
-
-    def _forget_sets(self) -> None:
-        """Number the sets that are in use anew."""
-        self._max_sets = 2**62
-        self._table, self._sets, self._numbers = make_table(), [0], {0: 0}
-        for source in self._sources.values():
-            for tier, keys in source.keys.items():
-                self._store(source, tier, b"".join(keys))
-        self._max_sets = max(MAX_SETS, 2 * len(self._sets))
+    def _assign(self, packed: bytes, runs: NumberRuns, after: Sequence[int]) -> None:
+        """Give the blocks of each run another set of holders, and clean up some of what nobody holds."""
+        is_changed = False
+        for at, bits in enumerate(after):
+            number, end = runs[at]
+            if bits != self._sets.bits[number]:
+                runs[at] = (self._sets.number(bits), end)
+                is_changed = True
+        if is_changed:
+            self._table.assign(packed, runs)
+        if self._table.num_gone > MAX_GONE:
+            self._table.sweep(SWEEP_FACTOR * len(packed) // KEY_BYTES)
+        self._sets.reclaim()
 
     def _clear(self, source: Source) -> None:
-        for tier, keys in source.keys.items():
-            self._remove(source, tier, list(keys))
+        """It holds nothing any more."""
+        self._sets.remove(sum(1 << bit for bit in source.bits.values()))
+
+    def _holders(self, bits: int) -> Iterator[Holder]:
+        return (holder for bit in each_bit(bits) if (holder := self._by_bit[bit]) is not None)
 
     def _bit(self, source: Source, tier: Tier) -> int:
         bit = source.bits.get(tier)
@@ -262,7 +247,6 @@ class PrefixIndex:
                 self._by_bit.append(None)
             self._by_bit[bit] = Holder(source.name, tier)
             source.bits[tier] = bit
-            source.keys[tier] = set()
             self.version += 1
         return bit
 

@@ -5,102 +5,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-// -- block table: 16-byte key -> id of its set of holders, linear probing, id 0 = empty -------------------------------
-typedef struct { uint64_t a, b; uint32_t id; } Slot;
-typedef struct { Slot *slots; uint64_t mask, count, salt; } Table;
-
-static inline uint64_t place(const Table *t, uint64_t a) {
-    return ((a ^ t->salt) * 0x9E3779B97F4A7C15ull) >> 17 & t->mask;
-}
-
-void *table_new(uint64_t salt) {
-    Table *t = malloc(sizeof *t);
-    if (!t) return NULL;
-    *t = (Table){calloc(1024, sizeof(Slot)), 1023, 0, salt};
-    if (!t->slots) { free(t); return NULL; }
-    return t;
-}
-
-void table_free(void *table) { free(((Table *)table)->slots); free(table); }
-
-uint64_t table_len(const void *table) { return ((const Table *)table)->count; }
-
-static inline Slot *find(const Table *t, const uint8_t *key) {
-    uint64_t a, b;
-    memcpy(&a, key, 8), memcpy(&b, key + 8, 8);
-    for (uint64_t at = place(t, a);; at = (at + 1) & t->mask) {
-        Slot *slot = &t->slots[at];
-        if (!slot->id || (slot->a == a && slot->b == b)) return slot;
-    }
-}
-
-static int grow(Table *t) {
-    Table bigger = {calloc(2 * (t->mask + 1), sizeof(Slot)), 2 * t->mask + 1, t->count, t->salt};
-    if (!bigger.slots) return -1;
-    for (uint64_t at = 0; at <= t->mask; at++) {
-        Slot *slot = &t->slots[at];
-        if (slot->id) *find(&bigger, (const uint8_t *)slot) = *slot;
-    }
-    free(t->slots);
-    *t = bigger;
-    return 0;
-}
-
-static void erase(Table *t, Slot *slot) {  // shift back what was pushed behind it
-    uint64_t hole = (uint64_t)(slot - t->slots);
-    for (uint64_t at = (hole + 1) & t->mask; t->slots[at].id; at = (at + 1) & t->mask) {
-        uint64_t home = place(t, t->slots[at].a);
-        if (((at - home) & t->mask) >= ((at - hole) & t->mask)) {
-            t->slots[hole] = t->slots[at];
-            hole = at;
-        }
-    }
-    t->slots[hole].id = 0;
-    t->count--;
-}
-
-void table_get(const void *table, const uint8_t *keys, int64_t n, uint32_t *ids) {
-    for (int64_t i = 0; i < n; i++) ids[i] = find(table, keys + 16 * i)->id;
-}
-
-int table_set(void *table, const uint8_t *keys, int64_t n, const uint32_t *ids) {  // -1: no memory
-    Table *t = table;
-    for (int64_t i = 0; i < n; i++) {
-        if (10 * (t->count + 1) > 7 * (t->mask + 1) && grow(t)) return -1;
-        Slot *slot = find(t, keys + 16 * i);
-        if (!ids[i]) {
-            if (slot->id) erase(t, slot);
-            continue;
-        }
-        if (!slot->id) {
-            memcpy(slot, keys + 16 * i, 16);
-            t->count++;
-        }
-        slot->id = ids[i];
-    }
-    return 0;
-}
-
-int64_t table_runs(const void *table, const uint8_t *keys, int64_t n, uint32_t *ids, int32_t *lengths) {
-    const Table *t = table;
-    int64_t runs = 0;
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t id = find(t, keys + 16 * i)->id;
-        if (!id) break;
-        if (!runs || ids[runs - 1] != id) ids[runs++] = id;
-        lengths[runs - 1] = (int32_t)(i + 1);
-    }
-    return runs;
-}
-
 // -- choice -----------------------------------------------------------------------------------------------------------
-enum { UNCACHED, LOAD, QUEUED, ACTIVE_BLOCKS, ACTIVE_REQUESTS, NUM_FEATURES = 8 };
+enum { UNCACHED, LOAD, QUEUED, ACTIVE_BLOCKS, ACTIVE_REQUESTS, NUM_FEATURES = 8, NUM_TOLD = 4 };
 
 typedef struct {
     int64_t n;
     const double *features, *num_blocks, *max_requests, *queued_tokens, *tokens_per_s, *last_sent_s;
     const int64_t *device, *dram, *ssd;
 } Pool;
+
+typedef struct { double row, score, features[NUM_FEATURES]; } Told;
 
 static inline int32_t held_by(const Pool *p, const int32_t *lengths, int64_t i) {
     int32_t device = lengths[p->device[i]], dram = lengths[p->dram[i]], ssd = lengths[p->ssd[i]];
@@ -123,30 +37,50 @@ static int64_t pick(const double *scores, const double *last_sent_s, int64_t n, 
     return chosen;
 }
 
-// out: [NUM_FEATURES + 1][n], the features of this request and the scores. -1: nobody has room.
+// The chosen one, then those of the lowest scores. Returns how many there are.
+static int64_t tell(const Pool *p, const double *uncached, const double *load, const double *scores, int64_t chosen, Told *told) {
+    int64_t rows[NUM_TOLD] = {chosen}, count = 1;
+    for (int64_t i = 0; i < p->n; i++) {
+        if (i == chosen || scores[i] == INFINITY || (count == NUM_TOLD && scores[i] >= scores[rows[count - 1]])) continue;
+        int64_t at = count < NUM_TOLD ? count++ : count - 1;
+        for (; at > 1 && scores[rows[at - 1]] > scores[i]; at--) rows[at] = rows[at - 1];
+        rows[at] = i;
+    }
+    for (int64_t at = 0; at < count; at++) {
+        int64_t row = rows[at];
+        told[at].row = (double)row, told[at].score = scores[row];
+        for (int64_t f = 0; f < NUM_FEATURES; f++) told[at].features[f] = p->features[f * p->n + row];
+        told[at].features[UNCACHED] = uncached[row], told[at].features[LOAD] = load[row];
+    }
+    return count;
+}
+
+// scratch: [3][n]. told: [NUM_TOLD], the chosen one first. Returns how many were told; 0: nobody has room.
 int64_t choose(const Pool *p, const double *weights, const int32_t *lengths, const int32_t *expected, double prompt_blocks,
-               double need_blocks, double window, double slack, double tie, uint64_t random, double *out) {
-    int64_t n = p->n, open = 0;
-    double *scores = out + NUM_FEATURES * n, sum = 0;
-    memcpy(out, p->features, sizeof(double) * (size_t)(NUM_FEATURES * n));
-    const double *used = out + ACTIVE_BLOCKS * n, *requests = out + ACTIVE_REQUESTS * n;
+               double need_blocks, double window, double slack, double tie, uint64_t random, double *scratch, Told *told) {
+    int64_t n = p->n;
+    double *restrict scores = scratch, *restrict uncached = scratch + n, *restrict load = scratch + 2 * n, open = 0, sum = 0;
+    const double *used = p->features + ACTIVE_BLOCKS * n, *requests = p->features + ACTIVE_REQUESTS * n;
     for (int64_t i = 0; i < n; i++) {
         int has_room = (requests[i] > 0 ? used[i] : 0) + need_blocks <= p->num_blocks[i] && requests[i] < p->max_requests[i];
         scores[i] = has_room ? 0 : INFINITY;
         open += has_room;
         sum += has_room ? requests[i] : 0;
     }
-    if (!open) return -1;
-    double limit = sum / (double)open * window + slack;
+    if (!open) return 0;
+    double limit = sum / open * window + slack;
     for (int64_t i = 0; i < n; i++) {
         int32_t held = held_by(p, lengths, i), hoped = expected && expected[i] > held ? expected[i] : held;
-        out[UNCACHED * n + i] = prompt_blocks - hoped;
-        out[LOAD * n + i] = held - lengths[p->device[i]];
-        if (requests[i] > limit) scores[i] = INFINITY;
-        if (scores[i] == 0)
-            for (int64_t f = 0; f < NUM_FEATURES; f++) scores[i] += weights[f] * out[f * n + i];
+        uncached[i] = prompt_blocks - hoped;
+        load[i] = held - lengths[p->device[i]];
+        scores[i] = requests[i] > limit ? INFINITY : scores[i] + weights[UNCACHED] * uncached[i] + weights[LOAD] * load[i];
     }
-    return pick(scores, p->last_sent_s, n, tie, random);
+    for (int64_t f = LOAD + 1; f < NUM_FEATURES; f++) {
+        if (!weights[f]) continue;
+        const double *feature = p->features + f * n;
+        for (int64_t i = 0; i < n; i++) scores[i] += weights[f] * feature[i];
+    }
+    return tell(p, uncached, load, scores, pick(scores, p->last_sent_s, n, tie, random), told);
 }
 
 // Seconds until a prompt is computed at each prefill worker. out: [n]
@@ -157,15 +91,29 @@ int64_t choose_prefill(const Pool *p, const int32_t *lengths, double num_tokens,
 }
 
 // -- similarity -------------------------------------------------------------------------------------------------------
-static inline uint64_t shingle(const uint32_t *t) {
-    uint64_t x = (t[0] + 1ull) * 0x9E3779B97F4A7C15ull + t[1] * 0xC2B2AE3D27D4EB4Full + t[2] * 0x165667B19E3779F9ull;
-    x = (x ^ x >> 32) * 0xd6e8feb86659fd93ull;
-    x = (x ^ x >> 32) * 0xd6e8feb86659fd93ull;
-    return x ^ x >> 32;
+#define AT_ONCE 17
+#define CHUNK (16 * AT_ONCE)
+
+// A token's hash: two of 32 bits, because these are computed eight at once.
+static inline uint32_t mixed(uint32_t x) {
+    x = (x ^ x >> 15) * 0x85EBCA6Bu;
+    x = (x ^ x >> 13) * 0xC2B2AE35u;
+    return x ^ x >> 16;
+}
+
+static inline uint64_t rotated(uint64_t x, int bits) { return x << bits | x >> (64 - bits); }
+
+// The hashes of n shingles: those of their tokens, each turned by its place.
+static void hash_shingles(const uint32_t *tokens, int64_t n, uint64_t *hashes) {
+    uint32_t low[CHUNK + 2], high[CHUNK + 2];
+    for (int64_t i = 0; i < n + 2; i++) low[i] = mixed(tokens[i] * 0x9E3779B1u + 0x7F4A7C15u);
+    for (int64_t i = 0; i < n + 2; i++) high[i] = mixed(tokens[i] * 0x27D4EB2Fu + 0x165667B1u);
+    uint64_t whole[CHUNK + 2];
+    for (int64_t i = 0; i < n + 2; i++) whole[i] = (uint64_t)high[i] << 32 | low[i];
+    for (int64_t i = 0; i < n; i++) hashes[i] = whole[i] ^ rotated(whole[i + 1], 23) ^ rotated(whole[i + 2], 46);
 }
 
 // Add each shingle's weight to the lanes (a byte each) whose bit is set in its hash; at most 17 shingles, so that no lane overflows.
-#define AT_ONCE 17
 #ifdef __AVX2__
 #include <immintrin.h>
 static inline void add_lanes(uint8_t *narrow, const uint64_t *hashes, const uint8_t *weights, int64_t n) {
@@ -207,17 +155,16 @@ void simhash(const uint32_t *tokens, int64_t first, const int64_t *ends, int64_t
     int64_t weighted = 0, total = 0, at = first;
     for (int64_t e = 0; e < num_ends; e++) {
         while (at + 3 <= ends[e]) {
-            uint64_t hashes[AT_ONCE];
-            uint8_t some[AT_ONCE], narrow[64];
-            int64_t n = ends[e] - 2 - at < AT_ONCE ? ends[e] - 2 - at : AT_ONCE;
-            for (int64_t i = 0; i < n; i++) hashes[i] = shingle(tokens + at + i);
-            for (int64_t i = 0; i < n; i++) {
-                some[i] = weights[hashes[i] >> 48];
-                weighted += some[i] > 0;
-                total += some[i];
+            uint64_t hashes[CHUNK];
+            uint8_t some[CHUNK], narrow[64];
+            int64_t n = ends[e] - 2 - at < CHUNK ? ends[e] - 2 - at : CHUNK;
+            hash_shingles(tokens + at, n, hashes);
+            for (int64_t i = 0; i < n; i++) some[i] = weights[hashes[i] >> 48];
+            for (int64_t i = 0; i < n; i++) weighted += some[i] > 0, total += some[i];
+            for (int64_t i = 0; i < n; i += AT_ONCE) {
+                add_lanes(narrow, hashes + i, some + i, n - i < AT_ONCE ? n - i : AT_ONCE);
+                for (int j = 0; j < 64; j++) lanes[j] += narrow[j];
             }
-            add_lanes(narrow, hashes, some, n);
-            for (int j = 0; j < 64; j++) lanes[j] += narrow[j];
             at += n;
         }
         uint64_t sketch = 0;

@@ -1,4 +1,7 @@
-"""kernel.c, compiled and loaded; None where there is no compiler: then every caller uses its reference, and the router counts that."""
+"""kernel.c and table.c, compiled and loaded.
+
+None where there is no compiler: then every caller uses its reference, and the router counts that.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,21 @@ from pathlib import Path
 from shared.kernels import load_kernel
 
 POINTER, INT, UNSIGNED, DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint64, ctypes.c_double
-SIGNATURES: dict[str, tuple[object, list[object]]] = {
+Signatures = dict[str, tuple[object, list[object]]]
+TABLE: Signatures = {
     "table_new": (POINTER, [UNSIGNED]),
     "table_free": (None, [POINTER]),
     "table_len": (UNSIGNED, [POINTER]),
-    "table_get": (None, [POINTER, ctypes.c_char_p, INT, POINTER]),
-    "table_set": (ctypes.c_int, [POINTER, ctypes.c_char_p, INT, POINTER]),
-    "table_runs": (INT, [POINTER, ctypes.c_char_p, INT, POINTER, POINTER]),
-    "choose": (INT, [POINTER, POINTER, POINTER, POINTER, DOUBLE, DOUBLE, DOUBLE, DOUBLE, DOUBLE, UNSIGNED, POINTER]),
+    "table_num_gone": (UNSIGNED, [POINTER]),
+    "table_runs": (INT, [POINTER, ctypes.c_char_p, INT, INT, POINTER, POINTER]),
+    "table_assign": (ctypes.c_int, [POINTER, ctypes.c_char_p, INT, POINTER, POINTER]),
+    "table_mark": (ctypes.c_int, [POINTER, ctypes.c_uint32, ctypes.c_uint32]),
+    "table_counts": (None, [POINTER, ctypes.c_uint32, POINTER]),
+    "table_sweep": (UNSIGNED, [POINTER, UNSIGNED, INT]),
+    "table_content": (None, [POINTER, POINTER, POINTER]),
+}
+DECISION: Signatures = {
+    "choose": (INT, [POINTER, POINTER, POINTER, POINTER, DOUBLE, DOUBLE, DOUBLE, DOUBLE, DOUBLE, UNSIGNED, POINTER, POINTER]),
     "choose_prefill": (INT, [POINTER, POINTER, DOUBLE, DOUBLE, DOUBLE, UNSIGNED, POINTER]),
     "near": (INT, [POINTER, INT, UNSIGNED, INT, INT, POINTER]),
     "simhash": (None, [ctypes.c_char_p, INT, POINTER, INT, POINTER, POINTER, POINTER]),
@@ -31,13 +41,14 @@ class CPool(ctypes.Structure):
     ]
 
 
-def _load() -> ctypes.CDLL | None:
-    kernel = load_kernel(Path(__file__).with_suffix(".c"))
+def _load(source: str, signatures: Signatures) -> ctypes.CDLL | None:
+    kernel = load_kernel(Path(__file__).with_name(source))
     if kernel is not None:
-        for name, (result, arguments) in SIGNATURES.items():
+        for name, (result, arguments) in signatures.items():
             function = getattr(kernel, name)
             function.restype, function.argtypes = result, arguments
     return kernel
 
 
-KERNEL = _load()
+KERNEL = _load("kernel.c", DECISION)
+TABLE_KERNEL = _load("table.c", TABLE)

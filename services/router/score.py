@@ -13,6 +13,8 @@ from shared.types import InstanceId
 MAX_WEIGHT = 1e6
 NUM_TOLD = 4
 """Candidates of one decision that are told."""
+TOLD_ROW, TOLD_SCORE, TOLD_FEATURES = range(3)
+"""Columns of what is told; the features are the last."""
 
 
 class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,19 +57,15 @@ class Candidate(NamedTuple):
 
 
 class View(NamedTuple):
-    """The candidates of one decision, kept as arrays: telling them is done later, if at all."""
+    """The best candidates of one decision as a choice tells them: put into words later, if at all."""
 
     pool: Pool
-    features: Floats
-    """[num_features, num_workers], copied."""
-    scores: Floats
-    """[num_workers]; infinite: had no room, or was outside the load window."""
+    told: Floats
+    """[at most NUM_TOLD, 2 + num_features]"""
 
     def candidates(self) -> list[Candidate]:
-        """The best few, the best first."""
-        order = np.argsort(self.scores, kind="stable")[:NUM_TOLD]
+        """The chosen one first, then the lowest scores."""
         return [
-            Candidate(self.pool.states[row].lease.instance, float(self.scores[row]), tuple(self.features[:, row].tolist()))
-            for row in order.tolist()
-            if np.isfinite(self.scores[row])
+            Candidate(self.pool.states[int(row[TOLD_ROW])].lease.instance, row[TOLD_SCORE], tuple(row[TOLD_FEATURES:]))
+            for row in self.told.tolist()
         ]

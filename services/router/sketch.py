@@ -24,9 +24,6 @@ NUM_BUCKETS = 65_536
 """Shingles are told apart by 16 bits of their hash when it comes to how rare they are."""
 
 MAX_WEIGHT = 15
-FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], dtype=np.uint64)
-HALF = np.uint64(32)
-
 Words = NDArray[np.uint64]
 
 
@@ -104,11 +101,22 @@ def simhash(packed_tokens: bytes, first: int, ends: list[int], weights: NDArray[
 
 
 def shingle_hashes(packed_tokens: bytes) -> Words:
-    """[num_tokens - 2] A hash for each shingle of 3 tokens."""
-    tokens = np.frombuffer(packed_tokens, dtype="<u4").astype(np.uint64)
+    """[num_tokens - 2] A hash for each shingle of 3 tokens: those of its tokens, each turned by its place."""
+    tokens = np.frombuffer(packed_tokens, dtype="<u4")
     if len(tokens) < SHINGLE:
         return np.zeros(0, dtype=np.uint64)
-    words: Words = (tokens[:-2] + np.uint64(1)) * FACTORS[0] + tokens[1:-1] * FACTORS[1] + tokens[2:] * FACTORS[2]
-    for _ in range(2):
-        words = (words ^ (words >> HALF)) * FACTORS[3]
-    return words ^ (words >> HALF)
+    low = _mixed(tokens * np.uint32(0x9E3779B1) + np.uint32(0x7F4A7C15))
+    high = _mixed(tokens * np.uint32(0x27D4EB2F) + np.uint32(0x165667B1))
+    words = high.astype(np.uint64) << np.uint64(32) | low
+    hashes: Words = words[:-2] ^ _rotated(words[1:-1], 23) ^ _rotated(words[2:], 46)
+    return hashes
+
+
+def _mixed(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    for shift, factor in ((15, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        words = (words ^ (words >> np.uint32(shift))) * np.uint32(factor)
+    return words ^ (words >> np.uint32(16))
+
+
+def _rotated(words: Words, bits: int) -> Words:
+    return words << np.uint64(bits) | words >> np.uint64(64 - bits)

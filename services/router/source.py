@@ -42,5 +42,4 @@ class Source:
         self.epoch = 0
         self.sequence = 0
         self.bits: dict[Tier, int] = {}
-        self.keys: dict[Tier, set[bytes]] = {}
         self.buffered: list[KvEventBatch] = []

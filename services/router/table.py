@@ -6,34 +6,59 @@ import ctypes
 import secrets
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import Counter
 
 import numpy as np
+from numpy.typing import NDArray
 
-from services.router.kernel import KERNEL
+from services.router.kernel import TABLE_KERNEL
 from shared.kv.hashing import split
 from shared.types import KEY_BYTES
 
 FIRST_SCRATCH = 4096
 
+NumberRuns = list[tuple[int, int]]
+"""[(number, index of the last key with it, + 1)]"""
+
 
 class BlockTable(ABC):
-    """Number 0 stands for absent. Keys come packed, 16 bytes each."""
+    """Number 0 stands for absent. Keys come packed, 16 bytes each. A number can be marked gone: its keys are swept out in time."""
 
     @abstractmethod
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """Keys of numbers that are not gone."""
+
+    @property
+    @abstractmethod
+    def num_gone(self) -> int:
+        """Keys of numbers that are."""
 
     @abstractmethod
-    def get(self, packed: bytes) -> list[int]:
-        """A number for each key."""
+    def runs(self, packed: bytes, num_keys: int) -> NumberRuns:
+        """Of the leading keys that are present."""
 
     @abstractmethod
-    def set(self, packed: bytes, numbers: Sequence[int]) -> None:
-        """0 deletes."""
+    def all_runs(self, packed: bytes) -> NumberRuns:
+        """Of all keys, those that are absent (0) too."""
 
     @abstractmethod
-    def runs(self, packed: bytes, num_keys: int) -> list[tuple[int, int]]:
-        """[(number, index of the last key with it, + 1)] of the leading keys that are present, while the number stays the same."""
+    def assign(self, packed: bytes, runs: NumberRuns) -> None:
+        """Give every key its number; 0 deletes."""
+
+    @abstractmethod
+    def mark(self, number: int, is_gone: bool) -> None: ...
+
+    @abstractmethod
+    def counts(self, num_numbers: int) -> list[int]:
+        """How many keys each of the first numbers has."""
+
+    @abstractmethod
+    def sweep(self, num_slots: int) -> None:
+        """Look at some more keys, and delete those of numbers that are gone."""
+
+    @abstractmethod
+    def content(self) -> tuple[bytes, NDArray[np.uint32]]:
+        """All keys in no order, packed, and their numbers."""
 
 
 class DictTable(BlockTable):
@@ -41,34 +66,57 @@ class DictTable(BlockTable):
 
     def __init__(self) -> None:
         self._numbers: dict[bytes, int] = {}
+        self._gone: set[int] = set()
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self._numbers) - self.num_gone
 
-    def get(self, packed: bytes) -> list[int]:
-        return [self._numbers.get(key, 0) for key in split(packed, KEY_BYTES)]
+    @property
+    def num_gone(self) -> int:
+        return sum(number in self._gone for number in self._numbers.values())
 
-    def set(self, packed: bytes, numbers: Sequence[int]) -> None:
-        for key, number in zip(split(packed, KEY_BYTES), numbers, strict=True):
-            if number:
-                self._numbers[key] = number
-            else:
-                self._numbers.pop(key, None)
+    def runs(self, packed: bytes, num_keys: int) -> NumberRuns:
+        runs = self.all_runs(packed[: num_keys * KEY_BYTES])
+        absent = next((at for at, (number, _) in enumerate(runs) if not number), len(runs))
+        return runs[:absent]
 
-    def runs(self, packed: bytes, num_keys: int) -> list[tuple[int, int]]:
-        runs: list[tuple[int, int]] = []
-        for at in range(num_keys):
-            number = self._numbers.get(packed[at * KEY_BYTES : (at + 1) * KEY_BYTES])
-            if number is None:
-                break
+    def all_runs(self, packed: bytes) -> NumberRuns:
+        runs: NumberRuns = []
+        for at, key in enumerate(split(packed, KEY_BYTES)):
+            number = self._numbers.get(key, 0)
             if runs and runs[-1][0] == number:
                 runs.pop()
             runs.append((number, at + 1))
         return runs
 
+    def assign(self, packed: bytes, runs: NumberRuns) -> None:
+        begin = 0
+        for number, end in runs:
+            for key in split(packed[begin * KEY_BYTES : end * KEY_BYTES], KEY_BYTES):
+                if number:
+                    self._numbers[key] = number
+                else:
+                    self._numbers.pop(key, None)
+            begin = end
+
+    def mark(self, number: int, is_gone: bool) -> None:
+        (self._gone.add if is_gone else self._gone.discard)(number)
+
+    def counts(self, num_numbers: int) -> list[int]:
+        counts = Counter(self._numbers.values())
+        return [counts[number] for number in range(num_numbers)]
+
+    def sweep(self, num_slots: int) -> None:
+        some = [key for key, number in self._numbers.items() if number in self._gone][:num_slots]
+        for key in some:
+            del self._numbers[key]
+
+    def content(self) -> tuple[bytes, NDArray[np.uint32]]:
+        return b"".join(self._numbers), np.array(list(self._numbers.values()), dtype=np.uint32)
+
 
 class KernelTable(BlockTable):
-    """Open addressing in C: 24 bytes a slot, one cache miss a key."""
+    """Open addressing in C: 24 bytes a slot, fetched ahead."""
 
     def __init__(self, kernel: ctypes.CDLL) -> None:
         self._kernel = kernel
@@ -76,38 +124,61 @@ class KernelTable(BlockTable):
         if not self._table:
             raise MemoryError("no memory for the block table")
         self._free = weakref.finalize(self, kernel.table_free, self._table)
+        self._swept_to = 0
         self._reserve(FIRST_SCRATCH)
 
     def _reserve(self, num_keys: int) -> None:
         self._size = num_keys
-        self._ids, self._lengths = np.zeros(num_keys, dtype=np.uint32), np.zeros(num_keys, dtype=np.int32)
-        self._to_ids, self._to_lengths = self._ids.ctypes.data, self._lengths.ctypes.data
+        self._numbers, self._ends = (ctypes.c_uint32 * num_keys)(), (ctypes.c_int32 * num_keys)()
+        self._to_numbers, self._to_ends = ctypes.addressof(self._numbers), ctypes.addressof(self._ends)
 
     def __len__(self) -> int:
-        return int(self._kernel.table_len(self._table))
+        return int(self._kernel.table_len(self._table)) - self.num_gone
 
-    def get(self, packed: bytes) -> list[int]:
-        num_keys = len(packed) // KEY_BYTES
+    @property
+    def num_gone(self) -> int:
+        return int(self._kernel.table_num_gone(self._table))
+
+    def runs(self, packed: bytes, num_keys: int) -> NumberRuns:
+        return self._runs(packed, min(num_keys, len(packed) // KEY_BYTES), 1)
+
+    def all_runs(self, packed: bytes) -> NumberRuns:
+        return self._runs(packed, len(packed) // KEY_BYTES, 0)
+
+    def _runs(self, packed: bytes, num_keys: int, only_leading: int) -> NumberRuns:
         if num_keys > self._size:
             self._reserve(num_keys)
-        self._kernel.table_get(self._table, packed, num_keys, self._to_ids)
-        numbers: list[int] = self._ids[:num_keys].tolist()
-        return numbers
+        count = self._kernel.table_runs(self._table, packed, num_keys, only_leading, self._to_numbers, self._to_ends)
+        return list(zip(self._numbers[:count], self._ends[:count], strict=True))
 
-    def set(self, packed: bytes, numbers: Sequence[int]) -> None:
-        num_keys = len(packed) // KEY_BYTES
-        if num_keys > self._size:
-            self._reserve(num_keys)
-        self._ids[:num_keys] = numbers
-        if self._kernel.table_set(self._table, packed, num_keys, self._to_ids):
+    def assign(self, packed: bytes, runs: NumberRuns) -> None:
+        count = len(runs)
+        if count > self._size:
+            self._reserve(count)
+        if runs:
+            self._numbers[:count], self._ends[:count] = map(list, zip(*runs, strict=True))
+        if self._kernel.table_assign(self._table, packed, count, self._to_numbers, self._to_ends):
             raise MemoryError("no memory for the block table")
 
-    def runs(self, packed: bytes, num_keys: int) -> list[tuple[int, int]]:
-        if num_keys > self._size:
-            self._reserve(num_keys)
-        num_runs = self._kernel.table_runs(self._table, packed, min(num_keys, len(packed) // KEY_BYTES), self._to_ids, self._to_lengths)
-        return list(zip(self._ids[:num_runs].tolist(), self._lengths[:num_runs].tolist(), strict=True))
+    def mark(self, number: int, is_gone: bool) -> None:
+        if self._kernel.table_mark(self._table, number, is_gone):
+            raise MemoryError("no memory for the block table")
+
+    def counts(self, num_numbers: int) -> list[int]:
+        found = np.zeros(num_numbers, dtype=np.uint32)
+        self._kernel.table_counts(self._table, num_numbers, found.ctypes.data)
+        counts: list[int] = found.tolist()
+        return counts
+
+    def sweep(self, num_slots: int) -> None:
+        self._swept_to = self._kernel.table_sweep(self._table, self._swept_to, num_slots)
+
+    def content(self) -> tuple[bytes, NDArray[np.uint32]]:
+        count = self._kernel.table_len(self._table)
+        packed, numbers = np.zeros(count * KEY_BYTES, dtype=np.uint8), np.zeros(count, dtype=np.uint32)
+        self._kernel.table_content(self._table, packed.ctypes.data, numbers.ctypes.data)
+        return packed.tobytes(), numbers
 
 
 def make_table() -> BlockTable:
-    return DictTable() if KERNEL is None else KernelTable(KERNEL)
+    return DictTable() if TABLE_KERNEL is None else KernelTable(TABLE_KERNEL)
