@@ -124,7 +124,7 @@ _SIGNS: tuple[tuple[str, dict[str, str], str, str], ...] = (
         "{:.0f} spans came faster than they were written",
         "Trace fewer: SS_TRACE_SAMPLE=0.1",
     ),
-    ("slipstream_telemetry_dropped_total", {"reason": "TraceFile"}, "{:.0f} spans could not be written", "Is the disk full? SS_TRACE_DIR"),
+    ("slipstream_telemetry_dropped_total", {"reason": "trace_file"}, "{:.0f} spans could not be written", "Is the disk full? SS_TRACE_DIR"),
     ("slipstream_kv_tier_refused_total", {}, "a tier of the KV store was left out at the start", "slipstream logs kvstore"),
     ("slipstream_kv_ssd_full_total", {}, "the SSD tier found no room {:.0f} times", "Make room on its disk, or give it less: --kv-ssd"),
     ("slipstream_kv_ssd_io_faults_total", {}, "{:.0f} reads and writes of the SSD failed", "Look at the disk: dmesg, smartctl"),

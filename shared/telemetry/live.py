@@ -1,4 +1,4 @@
-"""The telemetry of a running process: numbers in a registry of its own, served on /metrics; spans through a `SpanWriter`."""
+"""The telemetry of a running process: numbers in a registry of its own, served on /metrics; spans through a `SpanWriter` for each sink."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from shared.errors import EnvironmentFault
 from shared.telemetry import propagation
 from shared.telemetry.metrics import Instrument, Kind
 from shared.telemetry.metrics_server import MetricsServer
+from shared.telemetry.span_writer import SpanSink, SpanWriter
 from shared.telemetry.telemetry import Span, Telemetry, instrument_of
-from shared.telemetry.trace_file import SpanSink, SpanWriter
 
 CLOSE_S = 2.0
 MAX_LABEL_SETS = 1000
@@ -44,7 +44,7 @@ class LiveTelemetry(Telemetry):
         self._server: MetricsServer | None = None
         for instrument in sections:
             self._metric(instrument)
-        self._writer = SpanWriter(sinks, self._dropped) if sinks else None
+        self._writers = [SpanWriter(sink, self._dropped) for sink in sinks]
 
     def count(self, name: str, amount: float = 1, /, **labels: str) -> None:
         key = (name, *labels.items())
@@ -84,9 +84,9 @@ class LiveTelemetry(Telemetry):
 
     def _close(self) -> None:
         deadline_s = time.monotonic() + CLOSE_S
-        writer, self._writer = self._writer, None
+        writers, self._writers = self._writers, []
         server, self._server = self._server, None
-        if writer:
+        for writer in writers:
             writer.begin_close()
         if server:
             closer = server.begin_close()
@@ -94,12 +94,12 @@ class LiveTelemetry(Telemetry):
                 pass  # wakes the server's loop, which looks for the end only every half second
             closer.join(deadline_s - time.monotonic())
             server.end_close()
-        if writer:
+        for writer in writers:
             writer.join(deadline_s - time.monotonic())
 
     def _keep(self, span: Span) -> None:
-        if self._writer:
-            self._writer.put(span)
+        for writer in self._writers:
+            writer.put(span)
 
     def _dropped(self, num_spans: int, reason: str) -> None:
         self.count("telemetry_dropped", num_spans, reason=reason)

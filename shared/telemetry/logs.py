@@ -16,7 +16,8 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 EXTRAS = ("request_id", "trace_id", "epoch", "worker", "host", "model", "subject", "code", "remedy")
 """What `extra=` may add to a line. A fixed list, so that nothing else gets out by accident."""
 
-_CHATTY = {"nats": logging.WARNING, "urllib3": logging.WARNING, "uvicorn": logging.WARNING, "opentelemetry": logging.ERROR}
+# The exporter says at every batch what the span writer says once a minute.
+_CHATTY = {"nats": logging.WARNING, "urllib3": logging.WARNING, "uvicorn": logging.WARNING, "opentelemetry": logging.CRITICAL}
 
 
 class JsonFormatter(logging.Formatter):

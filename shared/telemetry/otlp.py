@@ -7,37 +7,30 @@ from collections.abc import Sequence
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
+from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import SpanContext, TraceFlags
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from shared.telemetry.telemetry import Span
-from shared.telemetry.trace_file import OnDrop
 
 EXPORT_TIMEOUT_S = 2.0
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
-
-
-class _Exporter(OTLPSpanExporter):
-    """Tells what did not arrive: the SDK itself only logs it."""
-
-    def __init__(self) -> None:
-        super().__init__(timeout=EXPORT_TIMEOUT_S)
-        self.on_drop: OnDrop = lambda num_spans, reason: None
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        result = super().export(spans)
-        if result is not SpanExportResult.SUCCESS:
-            self.on_drop(len(spans), "collector")
-        return result
+_KINDS = {
+    "router route": SpanKind.CONSUMER,
+    "prefill compute": SpanKind.CONSUMER,
+    "decode generate": SpanKind.CONSUMER,
+    "decode load": SpanKind.CLIENT,
+}
+"""Stages that begin with a task from a queue, and the one that calls the KV store. All others answer a call."""
 
 
 class OtlpSink:
-    """Hands spans to the SDK's batch processor: its queue is bounded, its thread does the sending. OTEL_* variables apply."""
+    """The SDK's exporter without its batch processor, whose full queue would drop spans uncounted. OTEL_EXPORTER_OTLP_* variables apply."""
+
+    label = "collector"
 
     def __init__(self, service: str, instance: str, role: str, version: str) -> None:
-        self._exporter = _Exporter()
-        self._processor = BatchSpanProcessor(self._exporter)
+        self._exporter = OTLPSpanExporter(timeout=EXPORT_TIMEOUT_S)
         self._resource = Resource.create(
             {
                 "service.namespace": "slipstream",
@@ -49,25 +42,26 @@ class OtlpSink:
         )
         self._scope = InstrumentationScope("slipstream", version)
 
-    def count_drops(self, on_drop: OnDrop) -> None:
-        self._exporter.on_drop = on_drop
-
     def write(self, spans: Sequence[Span]) -> None:
-        for span in spans:
-            self._processor.on_end(self._readable(span))
+        """Retries for 2 s at most. Raises OSError if they did not arrive."""
+        if self._exporter.export([self._readable(span) for span in spans]) is not SpanExportResult.SUCCESS:
+            raise OSError("it is gone, does not answer, or refuses them")
 
     def close(self) -> None:
-        self._processor.shutdown()  # type: ignore[no-untyped-call]  # the SDK leaves this one untyped
+        self._exporter.shutdown()  # type: ignore[no-untyped-call]  # the SDK leaves this one untyped
 
     def _readable(self, span: Span) -> ReadableSpan:
         trace_id = int(span.trace_id, 16)
         parent = SpanContext(trace_id, int(span.parent_id, 16), is_remote=True, trace_flags=_SAMPLED) if span.parent_id else None
+        error = span.attributes.get("error.type")
         return ReadableSpan(
             name=span.name,
             context=SpanContext(trace_id, int(span.span_id, 16), is_remote=False, trace_flags=_SAMPLED),
             parent=parent,
+            kind=_KINDS.get(span.name, SpanKind.SERVER),
             resource=self._resource,
             attributes=span.attributes,
+            status=Status(StatusCode.ERROR, str(error)) if error else Status(StatusCode.UNSET),
             start_time=span.start_ns,
             end_time=span.end_ns,
             instrumentation_scope=self._scope,

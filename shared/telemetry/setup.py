@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from shared.config import ServiceConfig
 from shared.telemetry.live import LiveTelemetry
 from shared.telemetry.metrics import sections_of
-from shared.telemetry.trace_file import SpanSink, TraceFile
+from shared.telemetry.span_writer import SpanSink
+from shared.telemetry.trace_file import TraceFile
 from shared.types import Role
 
 

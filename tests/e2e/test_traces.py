@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(180)
 
 CALLER = "00-0123456789abcdef0123456789abcdef-00000000000000c1-01"
 TRACE_ID = CALLER.split("-")[1]
-THROUGH = {"SS_DISAGGREGATION": "always", "OTEL_BSP_SCHEDULE_DELAY": "100"}
+THROUGH = {"SS_DISAGGREGATION": "always"}
 SLOW = ("--sim-profile", "a=0,b=0.0,c=0.0,d=10")
 PROMPT = "The tide comes in and the tide goes out. " * 12
 

@@ -21,14 +21,18 @@ class Received(NamedTuple):
     start_ns: int
     end_ns: int
     attributes: dict[str, object]
+    kind: str
+    """SERVER, CLIENT, CONSUMER, …"""
+    is_error: bool
 
 
 class Collector:
-    """Use as a context. `hold`: requests are read, and answered only when it is cleared."""
+    """Use as a context. `hold`: requests are read, and answered once it is set. `status`: what they are answered with."""
 
     def __init__(self) -> None:
         self.spans: list[Received] = []
         self.num_requests = 0
+        self.status = 200
         self.hold = threading.Event()
         self.hold.set()
         collector = self
@@ -38,9 +42,10 @@ class Collector:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 collector.num_requests += 1
                 collector.hold.wait()
-                collector.take(ExportTraceServiceRequest.FromString(body))
+                if collector.status == 200:
+                    collector.take(ExportTraceServiceRequest.FromString(body))
                 answer = ExportTraceServiceResponse().SerializeToString()
-                self.send_response(200)
+                self.send_response(collector.status)
                 self.send_header("content-type", "application/x-protobuf")
                 self.send_header("content-length", str(len(answer)))
                 with contextlib.suppress(ConnectionError):  # it gave up waiting
@@ -73,8 +78,9 @@ class Collector:
                 for span in scope.spans:
                     values = {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in span.attributes}
                     ids = (span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex())
+                    kind = (span.SpanKind.Name(span.kind).removeprefix("SPAN_KIND_"), span.status.code == span.status.STATUS_CODE_ERROR)
                     times = (span.start_time_unix_nano, span.end_time_unix_nano)
-                    self.spans.append(Received(*ids, span.name, names["service.name"], *times, values))
+                    self.spans.append(Received(*ids, span.name, names["service.name"], *times, values, *kind))
 
     def of(self, trace_id: str) -> list[Received]:
         """The spans of one trace, by their beginning."""
