@@ -1,9 +1,12 @@
-"""The router's decision and its index.   slipstream bench router [--json] [--rounds N]
+"""The router's decision and its index.   slipstream bench router [--json] [--rounds N] [--repeats N]
 
 One decision is everything between the message and the choice: the leading runs of the prompt's blocks in the index, room, the similarity of
 what stays uncovered, features and scores of every worker, the load window, ties, and whether prefill is put apart. Half of each prompt lies
-cached at some worker or host (the `covered` rows say otherwise). Bookings are made and released between decisions, as in life; with
-`under events`, a batch of KV events is applied before each, and its time is counted apart.
+cached at some worker or host (the `covered` rows say otherwise). Bookings are made and released between decisions, as in life. `under
+events`: a batch of KV events is applied before each decision, which finds the caches of the CPU full of it. `with drain`: the time of that
+batch counts too, as for a request that comes just when the router begins to apply one (it applies no more than that at a time).
+
+Every shape is measured several times, and the least of each figure is taken: other work on the machine only ever adds.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import argparse
 import gc
 import hashlib
+import math
 import random
 import sys
 import time
@@ -38,6 +42,7 @@ CHAIN_BLOCKS = 64
 MODEL = "0123456789abcdef"
 BATCH_BLOCKS = 64
 NUM_EVENT_BLOCKS = 200_000
+Times = NDArray[np.float64]
 P50_BAR_US, P99_BAR_US, EVENTS_BAR = 50.0, 150.0, 200_000.0
 GROWTH_BAR = 2.0
 
@@ -120,25 +125,25 @@ class Router:
             sent_at_ns=0,
         )
 
-    def decide_us(self, batches: Sequence[KvEventBatch] = ()) -> tuple[NDArray[np.float64], float]:
-        """Time of each decision, and the seconds that applying `batches` between them took."""
-        took_us, applied_s = np.zeros(len(self.requests)), 0.0
+    def decide_us(self, batches: Sequence[KvEventBatch] = ()) -> tuple[Times, Times]:
+        """Time of each decision, and of the batch that was applied just before it."""
+        took_us, applied_us = np.zeros(len(self.requests)), np.zeros(len(self.requests))
         waiting = iter(batches)
         for number, request in enumerate(self.requests):
-            if (batch := next(waiting, None)) is not None:
-                begun = time.perf_counter()
+            batch, begun_ns = next(waiting, None), time.perf_counter_ns()
+            if batch is not None:
                 self.index.apply(batch)
-                applied_s += time.perf_counter() - begun
-            begun_ns = time.perf_counter_ns()
+            applied_ns = time.perf_counter_ns()
             decision = self.decider.decide(request)
-            took_us[number] = (time.perf_counter_ns() - begun_ns) / 1000
+            took_us[number] = (time.perf_counter_ns() - applied_ns) / 1000
+            applied_us[number] = (applied_ns - begun_ns) / 1000
             assert decision is not None
             self.loads.book(request.msg_id, decision.decode_worker, Booking(decision.num_blocks, decision.num_decode_tokens, float(number)))
             if number >= self.size.num_workers:
                 self.loads.release(self.requests[number - self.size.num_workers].msg_id)
         for request in self.requests:
             self.loads.release(request.msg_id)
-        return took_us, applied_s
+        return took_us, applied_us
 
 
 def lease_of(instance: str, role: str, host: str) -> WorkerLease:
@@ -146,9 +151,9 @@ def lease_of(instance: str, role: str, host: str) -> WorkerLease:
     return msgspec.structs.replace(base, role=role, max_num_seqs=64, num_blocks=65_536, block_size=BLOCK_SIZE, prefill_budget=256)
 
 
-def event_batches(count: int) -> list[bytes]:
+def event_batches(count: int, seed: int) -> list[bytes]:
     """As they come over the wire: blocks are stored, and those of a while ago removed."""
-    generator = random.Random(3)
+    generator = random.Random(seed)
     sent: list[bytes] = []
     batches: list[bytes] = []
     for sequence in range(1, count + 1):
@@ -157,13 +162,13 @@ def event_batches(count: int) -> list[bytes]:
         events: list[KvEvent] = [BlocksStored("dram", b"", keys)]
         if sequence > 1 and sequence % 2 == 0:
             events.append(BlocksRemoved("dram", sent[sequence // 2]))
-        batches.append(encode(KvEventBatch("eeeeeeee", "host", MODEL, 1, sequence, list(events))))
+        batches.append(encode(KvEventBatch("eeeeeeee", "host", MODEL, seed, sequence, list(events))))
     return batches
 
 
-def events_per_s(router: Router) -> float:
+def events_per_s(router: Router, seed: int) -> float:
     """Block events from bytes to index."""
-    payloads = event_batches(NUM_EVENT_BLOCKS // BATCH_BLOCKS)
+    payloads = event_batches(NUM_EVENT_BLOCKS // BATCH_BLOCKS, seed)
     begun = time.perf_counter()
     num_blocks = 0
     for payload in payloads:
@@ -173,12 +178,8 @@ def events_per_s(router: Router) -> float:
     return num_blocks / (time.perf_counter() - begun)
 
 
-def spread_us(router: Router, batches: Sequence[KvEventBatch] = ()) -> tuple[float, float]:
-    """p50 and p99, everything warm."""
-    router.decide_us()
-    gc.collect()
-    took_us, _ = router.decide_us(batches)
-    return float(np.percentile(took_us, 50)), float(np.percentile(took_us, 99))
+def spread(name: str, took_us: Times) -> dict[str, float]:
+    return {f"{name}_p{percent}_us": float(np.percentile(took_us, percent)) for percent in (50, 99)}
 
 
 SHAPES: dict[str, Size] = {
@@ -194,32 +195,45 @@ SHAPES: dict[str, Size] = {
 }
 
 
-def measure(rounds: int) -> list[Row]:
-    rows: list[Row] = []
-    for name, size in SHAPES.items():
-        router = Router(size, rounds)
-        p50_us, p99_us = spread_us(router)
-        rows += [Row(f"{name}_p50_us", round(p50_us, 1), "us"), Row(f"{name}_p99_us", round(p99_us, 1), "us")]
-        if name == "decision":
-            batches = [decode(KvEventBatch, payload) for payload in event_batches(rounds)]
-            p50_us, p99_us = spread_us(router, batches)
-            rows += [
-                Row("decision_under_events_p50_us", round(p50_us, 1), "us"),
-                Row("decision_under_events_p99_us", round(p99_us, 1), "us"),
-            ]
-        del router
-    rows.append(Row("events_per_s", round(max(events_per_s(Router(Size(), 1)) for _ in range(3))), "blocks/s"))
-    return rows
+def look(name: str, router: Router, seed: int) -> dict[str, float]:
+    """One run of a shape, everything warm."""
+    router.decide_us()
+    gc.collect()
+    found = spread(name, router.decide_us()[0])
+    if name == "decision":
+        batches = [decode(KvEventBatch, payload) for payload in event_batches(len(router.requests), seed)]
+        gc.collect()
+        took_us, applied_us = router.decide_us(batches)
+        found |= spread("decision_under_events", took_us) | spread("decision_with_drain", took_us + applied_us)
+    return found
+
+
+def measure(rounds: int, repeats: int) -> list[Row]:
+    """The repeats of a shape lie apart in time: a machine that is busy is busy for seconds."""
+    routers = {name: Router(size, rounds) for name, size in SHAPES.items()}
+    least: dict[str, float] = {}
+    most_events = 0.0
+    gc.freeze()
+    for repeat in range(1, repeats + 1):
+        for name, router in routers.items():
+            for figure, value_us in look(name, router, repeat).items():
+                least[figure] = min(value_us, least.get(figure, math.inf))
+        most_events = max(most_events, events_per_s(Router(Size(), 1), repeat))
+    return [
+        *(Row(figure, round(value_us, 1), "us") for figure, value_us in least.items()),
+        Row("events_per_s", round(most_events), "blocks/s"),
+    ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="slipstream bench router", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=4000, help="decisions of each shape")
+    parser.add_argument("--rounds", type=int, default=2000, help="decisions of each shape")
+    parser.add_argument("--repeats", type=int, default=5, help="measurements of each shape")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
-    rows = measure(options.rounds)
+    rows = measure(options.rounds, options.repeats)
     found = {row.name: row.value for row in rows}
     growth = found["decision_1m_p50_us"] / found["decision_p50_us"]
     rows.append(Row("growth", round(growth, 2), "x"))
@@ -229,7 +243,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for row in rows:
         print(f"{row.name:<34}{row.value:>14,.1f} {row.unit}")
     print(
-        f"bars: p50 {found['decision_p50_us']:.0f} of {P50_BAR_US:.0f} us, p99 {found['decision_p99_us']:.0f} of {P99_BAR_US:.0f} us, "
+        f"bars: p50 {found['decision_p50_us']:.0f} of {P50_BAR_US:.0f} us, p99 {found['decision_p99_us']:.0f} and "
+        f"with drain {found['decision_with_drain_p99_us']:.0f} of {P99_BAR_US:.0f} us, "
         f"growth {growth:.2f} of {GROWTH_BAR:.0f}x, events {found['events_per_s']:,.0f} of {EVENTS_BAR:,.0f} a second"
     )
     return 0

@@ -33,12 +33,12 @@ class Holding:
         self.device = np.array([index.bit(lease.instance, "device") for lease in leases], dtype=np.int64)
         self.dram = np.array([index.bit(lease.host, "dram") for lease in leases], dtype=np.int64)
         self.ssd = np.array([index.bit(lease.host, "ssd") for lease in leases], dtype=np.int64)
-        arrays = (pool.features, pool.num_blocks, pool.max_requests, pool.queued_tokens, pool.tokens_per_s, pool.last_sent_s)
-        self._c = CPool(len(leases), *(array.ctypes.data for array in (*arrays, self.device, self.dram, self.ssd)))
-        self.address = ctypes.addressof(self._c)
         self.scratch: Floats = np.empty((3, len(leases)))
         self.told: Floats = np.empty((NUM_TOLD, TOLD_FEATURES + NUM_FEATURES))
-        self.to_scratch, self.to_told = self.scratch.ctypes.data, self.told.ctypes.data
+        arrays = (pool.features, pool.num_blocks, pool.max_requests, pool.queued_tokens, pool.tokens_per_s, pool.last_sent_s)
+        ours = (self.device, self.dram, self.ssd, self.scratch, self.told)
+        self._c = CPool(len(leases), pool.block_size, WINDOW, SLACK, TIE, *(array.ctypes.data for array in (*arrays, *ours)))
+        self.address = ctypes.addressof(self._c)
 
     def device_blocks(self, lengths: Lengths) -> Blocks:
         """[num_workers] Leading blocks in each worker's own pool."""
@@ -124,15 +124,12 @@ class KernelChooser(Chooser):
         self, at: Holding, weights: Vector, lengths: Lengths, expected: Blocks | None, prompt_blocks: float, need_blocks: int, random: int
     ) -> Choice:
         soon = None if expected is None else expected.ctypes.data
-        count = self._choose(
-            *(at.address, weights.address, lengths.address, soon, prompt_blocks, need_blocks, WINDOW, SLACK, TIE, random),
-            *(at.to_scratch, at.to_told),
-        )
+        count = self._choose(at.address, weights.address, lengths.address, soon, prompt_blocks, need_blocks, random)
         told = at.told[:count].copy()
         return Choice(int(told[0, 0]) if count else -1, told)
 
     def prefill(self, at: Holding, lengths: Lengths, num_tokens: int, random: int) -> tuple[int, float]:
-        row = self._choose_prefill(at.address, lengths.address, num_tokens, at.pool.block_size, TIE, random, at.to_scratch)
+        row = self._choose_prefill(at.address, lengths.address, num_tokens, random)
         return row, float(at.scratch[0, row])
 
 

@@ -6,7 +6,7 @@ holders. Events of a source carry epoch and sequence: a gap makes it DEGRADED un
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -15,12 +15,14 @@ from services.router.holders import HolderSets, each_bit
 from services.router.source import Holder, Lengths, Runs, Source, SourceState
 from services.router.table import NumberRuns, make_table
 from shared.kv.hashing import split
-from shared.messages.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent, KvEventBatch, KvSnapshot
+from shared.messages.kv import BlocksCleared, BlocksStored, KvEvent, KvEventBatch, KvSnapshot
 from shared.types import KEY_BYTES, Tier
 
 MAX_BUFFERED = 4096
 """Batches kept while a snapshot is fetched. More: the snapshot is asked for again."""
 MAX_BLOCKS_PER_BATCH = 65_536
+STEP_BLOCKS = 128
+"""So many are stored or removed in some 30 us: a decision waits no longer for them."""
 
 FEW_BITS = 8
 """So many holders are looked up one by one."""
@@ -29,6 +31,9 @@ MAX_GONE = 65_536
 SWEEP_FACTOR = 8
 """Slots of the table that are swept for every block of an event."""
 MAX_SOURCES = 4
+
+
+Steps = Generator[None, None, bool]
 
 
 class PrefixIndex:
@@ -109,6 +114,14 @@ class PrefixIndex:
     # -- events --------------------------------------------------------------------------------------------------------
     def apply(self, batch: KvEventBatch) -> bool:
         """Take a batch. False: the source is DEGRADED now (or still), and a snapshot of it is needed."""
+        return finish(self.applying(batch))
+
+    def install(self, name: str, pages: Sequence[KvSnapshot]) -> bool:
+        """Replace what is known of a source by its snapshot, then apply the batches that came meanwhile. False: one of them is missing."""
+        return finish(self.installing(name, pages))
+
+    def applying(self, batch: KvEventBatch) -> Steps:
+        """`apply` in steps of at most STEP_BLOCKS, between which anything else may be done to the index."""
         if not is_sane(batch.events):
             self.num_rejected += 1
             return True
@@ -120,21 +133,21 @@ class PrefixIndex:
             if batch.sequence <= source.sequence:
                 return True  # a duplicate
             if batch.sequence == source.sequence + 1:
-                self._apply_events(source, batch.events)
                 source.sequence = batch.sequence
+                yield from self._applying(source, batch.events)
                 return True
         if batch.epoch > source.epoch and batch.sequence == 1:
             self._clear(source)  # a fresh start: nothing came before this batch
             source.epoch, source.sequence, source.state = batch.epoch, 1, "EXACT"
-            self._apply_events(source, batch.events)
+            yield from self._applying(source, batch.events)
             return True
         source.state = "DEGRADED"
         source.buffered.append(batch)
         del source.buffered[:-MAX_BUFFERED]
         return False
 
-    def install(self, name: str, pages: Sequence[KvSnapshot]) -> bool:
-        """Replace what is known of a source by its snapshot, then apply the batches that came meanwhile. False: one of them is missing."""
+    def installing(self, name: str, pages: Sequence[KvSnapshot]) -> Steps:
+        """`install` in steps of at most STEP_BLOCKS; batches that come meanwhile are kept until its end."""
         source = self._source(name)
         first = pages[0]
         if not all(is_sane(page.entries) for page in pages):
@@ -143,9 +156,12 @@ class PrefixIndex:
         if first.epoch < source.epoch or any(page.epoch != first.epoch for page in pages):
             return False
         self._clear(source)
+        source.epoch, source.state = first.epoch, "DEGRADED"
         for page in pages:
-            self._apply_events(source, page.entries)
-        source.epoch, source.sequence, source.state = first.epoch, first.sequence, "EXACT"
+            is_whole = yield from self._applying(source, page.entries)
+            if not is_whole:
+                return False
+        source.sequence, source.state = first.sequence, "EXACT"
         buffered, source.buffered = source.buffered, []
         is_whole = True
         for batch in buffered:  # every one, even behind a gap: those are kept for the next snapshot
@@ -198,15 +214,22 @@ class PrefixIndex:
             source = self._sources[name] = Source(name)
         return source
 
-    def _apply_events(self, source: Source, events: Iterable[KvEvent]) -> None:
+    def _applying(self, source: Source, events: Iterable[KvEvent]) -> Steps:
+        """False: the source went, or began anew, between two steps, and the rest is of no use."""
+        began = source.num_clears
         for event in events:
-            match event:
-                case BlocksStored():
-                    self._store(source, event.tier, event.block_keys)
-                case BlocksRemoved():
-                    self._remove(source, event.tier, event.block_keys)
-                case BlocksCleared():
-                    self._clear(source)
+            if isinstance(event, BlocksCleared):
+                self._clear(source)
+                began = source.num_clears
+                continue
+            change = self._store if isinstance(event, BlocksStored) else self._remove
+            for at in range(0, len(event.block_keys), STEP_BLOCKS * KEY_BYTES):
+                if at:
+                    yield
+                    if self._sources.get(source.name) is not source or source.num_clears != began:
+                        return False
+                change(source, event.tier, event.block_keys[at : at + STEP_BLOCKS * KEY_BYTES])
+        return True
 
     def _store(self, source: Source, tier: Tier, packed: bytes) -> None:
         mask = 1 << self._bit(source, tier)
@@ -234,6 +257,7 @@ class PrefixIndex:
 
     def _clear(self, source: Source) -> None:
         """It holds nothing any more."""
+        source.num_clears += 1
         self._sets.remove(sum(1 << bit for bit in source.bits.values()))
 
     def _holders(self, bits: int) -> Iterator[Holder]:
@@ -249,6 +273,15 @@ class PrefixIndex:
             source.bits[tier] = bit
             self.version += 1
         return bit
+
+
+def finish(steps: Steps) -> bool:
+    """All of them at once."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return bool(end.value)
 
 
 def is_sane(events: Sequence[KvEvent]) -> bool:

@@ -9,12 +9,17 @@
 enum { UNCACHED, LOAD, QUEUED, ACTIVE_BLOCKS, ACTIVE_REQUESTS, NUM_FEATURES = 8, NUM_TOLD = 4 };
 
 typedef struct {
+    double row, score, features[NUM_FEATURES];
+} Told;
+
+typedef struct {
     int64_t n;
+    double block_size, window, slack, tie;
     const double *features, *num_blocks, *max_requests, *queued_tokens, *tokens_per_s, *last_sent_s;
     const int64_t *device, *dram, *ssd;
+    double *scratch;  // [3][n]
+    Told *told;       // [NUM_TOLD]
 } Pool;
-
-typedef struct { double row, score, features[NUM_FEATURES]; } Told;
 
 static inline int32_t held_by(const Pool *p, const int32_t *lengths, int64_t i) {
     int32_t device = lengths[p->device[i]], dram = lengths[p->dram[i]], ssd = lengths[p->ssd[i]];
@@ -22,8 +27,10 @@ static inline int32_t held_by(const Pool *p, const int32_t *lengths, int64_t i) 
     return device > host ? device : host;
 }
 
-static int64_t pick(const double *scores, const double *last_sent_s, int64_t n, double tie, uint64_t random) {
+static int64_t pick(const Pool *p, const double *scores, uint64_t random) {
+    const double *last_sent_s = p->last_sent_s, tie = p->tie;
     double lowest = INFINITY, oldest = INFINITY;
+    int64_t n = p->n;
     for (int64_t i = 0; i < n; i++) lowest = scores[i] < lowest ? scores[i] : lowest;
     int64_t ties = 0, chosen = -1;
     for (int64_t i = 0; i < n; i++)
@@ -38,7 +45,7 @@ static int64_t pick(const double *scores, const double *last_sent_s, int64_t n, 
 }
 
 // The chosen one, then those of the lowest scores. Returns how many there are.
-static int64_t tell(const Pool *p, const double *uncached, const double *load, const double *scores, int64_t chosen, Told *told) {
+static int64_t tell(const Pool *p, const double *uncached, const double *load, const double *scores, int64_t chosen) {
     int64_t rows[NUM_TOLD] = {chosen}, count = 1;
     for (int64_t i = 0; i < p->n; i++) {
         if (i == chosen || scores[i] == INFINITY || (count == NUM_TOLD && scores[i] >= scores[rows[count - 1]])) continue;
@@ -48,18 +55,19 @@ static int64_t tell(const Pool *p, const double *uncached, const double *load, c
     }
     for (int64_t at = 0; at < count; at++) {
         int64_t row = rows[at];
-        told[at].row = (double)row, told[at].score = scores[row];
-        for (int64_t f = 0; f < NUM_FEATURES; f++) told[at].features[f] = p->features[f * p->n + row];
-        told[at].features[UNCACHED] = uncached[row], told[at].features[LOAD] = load[row];
+        Told *told = &p->told[at];
+        told->row = (double)row, told->score = scores[row];
+        for (int64_t f = 0; f < NUM_FEATURES; f++) told->features[f] = p->features[f * p->n + row];
+        told->features[UNCACHED] = uncached[row], told->features[LOAD] = load[row];
     }
     return count;
 }
 
-// scratch: [3][n]. told: [NUM_TOLD], the chosen one first. Returns how many were told; 0: nobody has room.
+// Returns how many candidates were told, the chosen one first; 0: nobody has room.
 int64_t choose(const Pool *p, const double *weights, const int32_t *lengths, const int32_t *expected, double prompt_blocks,
-               double need_blocks, double window, double slack, double tie, uint64_t random, double *scratch, Told *told) {
+               double need_blocks, uint64_t random) {
     int64_t n = p->n;
-    double *restrict scores = scratch, *restrict uncached = scratch + n, *restrict load = scratch + 2 * n, open = 0, sum = 0;
+    double *restrict scores = p->scratch, *restrict uncached = scores + n, *restrict load = uncached + n, open = 0, sum = 0;
     const double *used = p->features + ACTIVE_BLOCKS * n, *requests = p->features + ACTIVE_REQUESTS * n;
     for (int64_t i = 0; i < n; i++) {
         int has_room = (requests[i] > 0 ? used[i] : 0) + need_blocks <= p->num_blocks[i] && requests[i] < p->max_requests[i];
@@ -68,7 +76,7 @@ int64_t choose(const Pool *p, const double *weights, const int32_t *lengths, con
         sum += has_room ? requests[i] : 0;
     }
     if (!open) return 0;
-    double limit = sum / open * window + slack;
+    double limit = sum / open * p->window + p->slack;
     for (int64_t i = 0; i < n; i++) {
         int32_t held = held_by(p, lengths, i), hoped = expected && expected[i] > held ? expected[i] : held;
         uncached[i] = prompt_blocks - hoped;
@@ -80,14 +88,14 @@ int64_t choose(const Pool *p, const double *weights, const int32_t *lengths, con
         const double *feature = p->features + f * n;
         for (int64_t i = 0; i < n; i++) scores[i] += weights[f] * feature[i];
     }
-    return tell(p, uncached, load, scores, pick(scores, p->last_sent_s, n, tie, random), told);
+    return tell(p, uncached, load, scores, pick(p, scores, random));
 }
 
-// Seconds until a prompt is computed at each prefill worker. out: [n]
-int64_t choose_prefill(const Pool *p, const int32_t *lengths, double num_tokens, double block_size, double tie, uint64_t random, double *out) {
+// Seconds until a prompt is computed at each prefill worker, into scratch. Returns the chosen one.
+int64_t choose_prefill(const Pool *p, const int32_t *lengths, double num_tokens, uint64_t random) {
     for (int64_t i = 0; i < p->n; i++)
-        out[i] = (p->queued_tokens[i] + num_tokens - held_by(p, lengths, i) * block_size) / p->tokens_per_s[i];
-    return pick(out, p->last_sent_s, p->n, tie, random);
+        p->scratch[i] = (p->queued_tokens[i] + num_tokens - held_by(p, lengths, i) * p->block_size) / p->tokens_per_s[i];
+    return pick(p, p->scratch, random);
 }
 
 // -- similarity -------------------------------------------------------------------------------------------------------
@@ -157,15 +165,19 @@ void simhash(const uint32_t *tokens, int64_t first, const int64_t *ends, int64_t
         while (at + 3 <= ends[e]) {
             uint64_t hashes[CHUNK];
             uint8_t some[CHUNK], narrow[64];
+            uint16_t wide[64] = {0};
+            int32_t some_weighted = 0, some_total = 0;
             int64_t n = ends[e] - 2 - at < CHUNK ? ends[e] - 2 - at : CHUNK;
             hash_shingles(tokens + at, n, hashes);
             for (int64_t i = 0; i < n; i++) some[i] = weights[hashes[i] >> 48];
-            for (int64_t i = 0; i < n; i++) weighted += some[i] > 0, total += some[i];
+            for (int64_t i = 0; i < n; i++) some_weighted += some[i] > 0, some_total += some[i];
             for (int64_t i = 0; i < n; i += AT_ONCE) {
-                add_lanes(narrow, hashes + i, some + i, n - i < AT_ONCE ? n - i : AT_ONCE);
-                for (int j = 0; j < 64; j++) lanes[j] += narrow[j];
+                if (n - i < AT_ONCE) add_lanes(narrow, hashes + i, some + i, n - i);
+                else add_lanes(narrow, hashes + i, some + i, AT_ONCE);  // a constant, for the compiler to unroll
+                for (int j = 0; j < 64; j++) wide[j] += narrow[j];
             }
-            at += n;
+            for (int j = 0; j < 64; j++) lanes[j] += wide[j];
+            weighted += some_weighted, total += some_total, at += n;
         }
         uint64_t sketch = 0;
         for (int j = 0; j < 64; j++) sketch |= (uint64_t)(2 * lanes[j] > total) << j;

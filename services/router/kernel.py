@@ -25,8 +25,8 @@ TABLE: Signatures = {
     "table_content": (None, [POINTER, POINTER, POINTER]),
 }
 DECISION: Signatures = {
-    "choose": (INT, [POINTER, POINTER, POINTER, POINTER, DOUBLE, DOUBLE, DOUBLE, DOUBLE, DOUBLE, UNSIGNED, POINTER, POINTER]),
-    "choose_prefill": (INT, [POINTER, POINTER, DOUBLE, DOUBLE, DOUBLE, UNSIGNED, POINTER]),
+    "choose": (INT, [POINTER, POINTER, POINTER, POINTER, DOUBLE, DOUBLE, UNSIGNED]),
+    "choose_prefill": (INT, [POINTER, POINTER, DOUBLE, UNSIGNED]),
     "near": (INT, [POINTER, INT, UNSIGNED, INT, INT, POINTER]),
     "simhash": (None, [ctypes.c_char_p, INT, POINTER, INT, POINTER, POINTER, POINTER]),
 }
@@ -35,18 +35,23 @@ DECISION: Signatures = {
 class CPool(ctypes.Structure):
     """`Pool` of kernel.c."""
 
-    _fields_ = [("n", INT)] + [
-        (name, POINTER)
-        for name in ("features", "num_blocks", "max_requests", "queued_tokens", "tokens_per_s", "last_sent_s", "device", "dram", "ssd")
+    _fields_ = [
+        ("n", INT),
+        *((name, DOUBLE) for name in ("block_size", "window", "slack", "tie")),
+        *((name, POINTER) for name in ("features", "num_blocks", "max_requests", "queued_tokens", "tokens_per_s", "last_sent_s")),
+        *((name, POINTER) for name in ("device", "dram", "ssd", "scratch", "told")),
     ]
 
 
 def _load(source: str, signatures: Signatures) -> ctypes.CDLL | None:
-    kernel = load_kernel(Path(__file__).with_name(source))
-    if kernel is not None:
-        for name, (result, arguments) in signatures.items():
-            function = getattr(kernel, name)
-            function.restype, function.argtypes = result, arguments
+    """Calls keep the interpreter's lock: they take some microseconds, and getting it back from another thread would take far longer."""
+    library = load_kernel(Path(__file__).with_name(source))
+    if library is None:
+        return None
+    kernel = ctypes.PyDLL(library._name)
+    for name, (result, arguments) in signatures.items():
+        function = getattr(kernel, name)
+        function.restype, function.argtypes = result, arguments
     return kernel
 
 

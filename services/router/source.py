@@ -42,4 +42,6 @@ class Source:
         self.epoch = 0
         self.sequence = 0
         self.bits: dict[Tier, int] = {}
+        self.num_clears = 0
+        """How often all it held was forgotten."""
         self.buffered: list[KvEventBatch] = []

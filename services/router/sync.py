@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Literal
 
-from services.router.index import PrefixIndex
+from services.router.index import PrefixIndex, Steps
 from shared.bus.base import Bus, Subscription
 from shared.errors import BusClosed, BusError, MalformedMessage
 from shared.messages.codec import decode, encode
@@ -19,6 +20,8 @@ from shared.telemetry import Telemetry
 PAGE_S = 2.0
 RETRY_S = 0.2
 MAX_PAGES = 4096
+SLICE_S = 50e-6
+"""Events are applied for so long at a time: a decision waits no longer for them, however many have come."""
 
 Kind = Literal["worker", "host"]
 Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
@@ -38,9 +41,11 @@ class IndexSync:
         self._kinds: dict[str, Kind] = {}
         """Sources that are alive."""
         self._fetching: set[str] = set()
+        self._slice_ends_s = 0.0
 
     async def follow(self, events: Subscription) -> None:
         """Apply events for ever."""
+        await self._give_way()
         async for message in events:
             try:
                 batch = decode(KvEventBatch, message.payload)
@@ -48,8 +53,24 @@ class IndexSync:
                 self._telemetry.count("malformed_messages", kind="kv_event")
                 log.warning("a batch of KV events was dropped: %s", error)
                 continue
-            if batch.source in self._kinds and not self._index.apply(batch):
+            if batch.source in self._kinds and not await self._yielding(self._index.applying(batch)):
                 self._fetch(batch.source)
+            if time.perf_counter() > self._slice_ends_s:
+                await self._give_way()
+
+    async def _yielding(self, steps: Steps) -> bool:
+        """Do the steps, and let others have their turn as soon as the slice is over."""
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return bool(end.value)
+            if time.perf_counter() > self._slice_ends_s:
+                await self._give_way()
+
+    async def _give_way(self) -> None:
+        await asyncio.sleep(0)
+        self._slice_ends_s = time.perf_counter() + SLICE_S
 
     def lease(self, lease: WorkerLease, is_alive: bool) -> None:
         """A worker or store came or went."""
@@ -73,7 +94,7 @@ class IndexSync:
             while source in self._kinds:
                 try:
                     pages = await self._pages(source)
-                    if source in self._kinds and self._index.install(source, pages):
+                    if source in self._kinds and await self._yielding(self._index.installing(source, pages)):
                         self._telemetry.count("router_snapshots", outcome="exact")
                         return
                     self._telemetry.count("router_snapshots", outcome="gap")
