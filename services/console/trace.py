@@ -186,6 +186,8 @@ def _summary(call: TraceLine) -> str:
     told = call.attributes
     if not is_call(call):
         return "its call has not ended, or its gateway is gone"
+    if "gen_ai.usage.input_tokens" not in told:
+        return f"{call.name} · refused: {told.get('outcome')}"
     moved = f" · moved {told['num_migrations']} times" if told.get("num_migrations") else ""
     return (
         f"{call.name} · {told.get('outcome')} · {told.get('gen_ai.usage.input_tokens')} prompt tokens "

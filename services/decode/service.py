@@ -26,6 +26,9 @@ from shared.messages.fleet import EndedRequest, WorkerLease, WorkerLoad
 from shared.messages.request import DecodeTask
 from shared.messages.session import Resend, ResendReply, TokenBatch, TokenDelta
 from shared.telemetry import Telemetry
+from shared.telemetry.conventions import consumed
+from shared.telemetry.logs import concern, ids_of
+from shared.telemetry.telemetry import Attribute
 from shared.types import InstanceId
 from shared.worker.chain import Chain
 from shared.worker.finish import send_finish
@@ -90,7 +93,8 @@ class DecodeService(WorkerService[Job, DecodeTask]):
         """Let go of what was cancelled, give blocks to what waits."""
         for job in [job for job in self.jobs() if job.is_cancelled and job.state is not State.LOADING]:
             self.scheduler.remove(job)
-            self._finishing.pop(job.sequence.key, None)
+            if self._finishing.pop(job.sequence.key, None) is None:
+                self._record(job, job.fate)
             await self._forget(job, job.fate)
         for job in self.scheduler.place():
             if not may_load(job):
@@ -105,7 +109,9 @@ class DecodeService(WorkerService[Job, DecodeTask]):
         try:
             sampled: list[Sampled] = await self.in_engine(self.engine.forward, batch)
         except Exception as error:  # whatever a forward raises, it is its requests' fate and not the process's
-            log.exception("a step of %d sequences failed", len(batch.items))
+            failed = [self.scheduler.jobs[item.sequence.key].request for item in batch.items]
+            ids = ids_of(failed[0].request_id, failed[0].traceparent) if len(failed) == 1 else {}
+            log.exception("a step of %d sequences failed", len(failed), extra=ids)
             self.telemetry.count("engine_errors")
             if len(batch.items) == 1:
                 return self._fail(self.scheduler.jobs[batch.items[0].sequence.key], error)
@@ -143,6 +149,7 @@ class DecodeService(WorkerService[Job, DecodeTask]):
 
     # -- what runs beside the loop -----------------------------------------------------------------------------------------
     async def _load_prefix(self, job: Job) -> None:
+        concern(job.request.request_id, job.request.traceparent)
         started = time.monotonic()
         start_ns = self.telemetry.now_ns()
         ms_per_token = self.scheduler.budget.ms_per_token.value
@@ -175,6 +182,7 @@ class DecodeService(WorkerService[Job, DecodeTask]):
         for job in [job for job in self.scheduler.jobs.values() if job.state is State.ENDED]:
             self.scheduler.remove(job)
             if job.is_cancelled:
+                self._record(job, job.fate)
                 await self._forget(job, job.fate)
                 continue
             self._finishing[job.sequence.key] = job
@@ -182,16 +190,8 @@ class DecodeService(WorkerService[Job, DecodeTask]):
 
     async def _finish(self, job: Job, instance: InstanceId) -> None:
         request = job.request
-        end_ns = self.telemetry.now_ns()
-        self.telemetry.span(
-            "decode generate",
-            traceparent=request.traceparent,
-            start_ns=end_ns - int((time.monotonic() - job.taken_s) * 1e9),
-            end_ns=end_ns,
-            num_output_tokens=job.num_new_tokens,
-            num_computed_prompt_tokens=job.num_computed_prompt_tokens,
-            worker=instance,
-        )
+        concern(request.request_id, request.traceparent)
+        self._record(job, job.error.code if job.error else str(job.reason))
 
         async def resend(index: int) -> None:
             await self._send_tokens(request.gateway, [job.delta(index)])
@@ -202,6 +202,24 @@ class DecodeService(WorkerService[Job, DecodeTask]):
             job.beside = None
             outcome = "gateway_gone" if not was_answered else job.error.code if job.error else str(job.reason)
             await self._forget(job, outcome)
+
+    def _record(self, job: Job, outcome: str) -> None:
+        """The stage, whatever its end: the `outcome` is a finish reason, an error code, or why nobody wants it any more."""
+        end_ns = self.telemetry.now_ns()
+        error: dict[str, Attribute] = {"error.type": job.error.code} if job.error else {}
+        self.telemetry.span(
+            "decode generate",
+            traceparent=job.request.traceparent,
+            minted="",
+            start_ns=end_ns - int((time.monotonic() - job.taken_s) * 1e9),
+            end_ns=end_ns,
+            num_output_tokens=job.num_new_tokens,
+            num_computed_prompt_tokens=job.num_computed_prompt_tokens,
+            worker=self.instance,
+            outcome=outcome,
+            **consumed(job.request, self.subjects.decode("*")),
+            **error,
+        )
 
     async def _forget(self, job: Job, outcome: str) -> None:
         self.telemetry.count("decode_ended", outcome=outcome)

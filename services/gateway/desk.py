@@ -7,14 +7,15 @@ import logging
 from collections.abc import AsyncIterator
 
 from services.gateway.admission import Admission, Admitted, Client
-from services.gateway.generation import Door, Generation
+from services.gateway.generation import Door, Generation, operation_of
 from services.gateway.openai import ChatBody, CompletionBody, GenerationBody
 from services.gateway.sessions import Sessions
 from shared.bus.base import Bus
-from shared.errors import BusError, NoCapacity, Overloaded
+from shared.errors import BusError, NoCapacity, Overloaded, SlipstreamError
 from shared.messages.codec import encode
 from shared.messages.subjects import Subjects
 from shared.telemetry import Telemetry
+from shared.telemetry.logs import concern
 from shared.types import InstanceId
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,28 @@ class Desk:
         return len(self._sessions)
 
     async def admit(self, body: GenerationBody, client: Client) -> Admitted:
-        """Raises a RequestError for whatever cannot be served."""
+        """Raises a RequestError for whatever cannot be served. From here on, what the calling task logs carries the call's ids."""
+        concern("", client.traceparent)
+        started_ns = self._telemetry.now_ns()
+        try:
+            return await self._admit(body, client)
+        except SlipstreamError as error:
+            self._telemetry.span(
+                operation_of(body),
+                traceparent=client.caller,
+                minted=client.traceparent,
+                start_ns=started_ns,
+                end_ns=self._telemetry.now_ns(),
+                **{
+                    "gen_ai.provider.name": "slipstream",
+                    "gen_ai.operation.name": operation_of(body),
+                    "outcome": error.code,
+                    "error.type": error.code,
+                },
+            )
+            raise
+
+    async def _admit(self, body: GenerationBody, client: Client) -> Admitted:
         if self.is_draining:
             raise NoCapacity("this gateway is shutting down", retry_after_s=1.0)
         if self.num_open >= self._limit:
@@ -53,6 +75,7 @@ class Desk:
     @contextlib.asynccontextmanager
     async def generation(self, admitted: Admitted, body: GenerationBody, client: Client, door: Door) -> AsyncIterator[Generation]:
         """The generation, begun; whatever way it ends it is cancelled behind us, counted and recorded."""
+        concern(admitted.requests[0].request_id, client.traceparent)
         generation = Generation(admitted, body, self._sessions, door, client.tenant)
         error: BaseException | None = None
         try:
@@ -86,15 +109,18 @@ class Desk:
             telemetry.observe("vllm:request_queue_time_seconds", usage.queue_ms / 1000, model_name=record.model)
             telemetry.observe("vllm:request_prefill_time_seconds", usage.prefill_ms / 1000, model_name=record.model)
             telemetry.observe("vllm:request_decode_time_seconds", usage.decode_ms / 1000, model_name=record.model)
+        if isinstance(error, SlipstreamError) and error.status >= 500 and not isinstance(error, NoCapacity):
+            log.warning("a request failed after %.0f ms: %s", record.e2e_ms, error.message, extra={"code": error.code})
         if error is None:
             telemetry.count("vllm:request_success", finished_reason=record.outcome, model_name=record.model)
+        told = generation.attributes(record, error)
         telemetry.span(
-            f"{generation.operation} {record.model}",
+            f"{told['gen_ai.operation.name']} {record.model}",
             traceparent=client.caller,
             minted=client.traceparent,
             start_ns=generation.started_ns,
             end_ns=telemetry.now_ns(),
-            **generation.attributes(record),
+            **told,
         )
         try:
             await self._bus.publish(self._subjects.usage_event(self._gateway), encode(record))

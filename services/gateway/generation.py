@@ -65,6 +65,11 @@ class Choice:
             yield Piece(self.index, text, token_ids, logprobs)
 
 
+def operation_of(body: GenerationBody) -> str:
+    """By the GenAI conventions."""
+    return "chat" if isinstance(body, ChatBody) else "text_completion"
+
+
 class Generation:
     """Use as a context: leaving it cancels what still runs. `pieces` may be read once."""
 
@@ -160,22 +165,20 @@ class Generation:
         prefill, decode = self.workers()
         return self._sessions.name_of(prefill), self._sessions.name_of(decode)
 
-    @property
-    def operation(self) -> str:
-        """By the GenAI conventions."""
-        return "chat" if isinstance(self._body, ChatBody) else "text_completion"
-
-    def attributes(self, record: UsageRecord) -> dict[str, Attribute]:
-        """Of the call's span: the GenAI conventions' names, then ours. No text."""
-        sampling = self.admitted.requests[0].sampling
-        return {
-            "gen_ai.operation.name": self.operation,
+    def attributes(self, record: UsageRecord, error: BaseException | None) -> dict[str, Attribute]:
+        """Of the call's span: the GenAI conventions' names, then ours, then what only some calls have. No text."""
+        sampling, body = self.admitted.requests[0].sampling, self._body
+        told: dict[str, Attribute] = {
+            "gen_ai.operation.name": operation_of(body),
             "gen_ai.provider.name": "slipstream",
             "gen_ai.request.model": record.model,
+            "gen_ai.response.model": record.model,
+            "gen_ai.output.type": "text",
             "gen_ai.request.max_tokens": sampling.max_tokens,
             "gen_ai.request.temperature": sampling.temperature,
             "gen_ai.request.top_p": sampling.top_p,
-            "gen_ai.request.stream": bool(self._body.stream),
+            "gen_ai.request.stream": bool(body.stream),
+            "gen_ai.request.choice.count": self.admitted.num_choices,
             "gen_ai.response.finish_reasons": [str(end.reason) for one in self.choices if (end := one.stream.session.end) and end.reason],
             "gen_ai.usage.input_tokens": record.num_prompt_tokens,
             "gen_ai.usage.output_tokens": record.num_output_tokens,
@@ -188,6 +191,15 @@ class Generation:
             "decode_worker": record.decode_worker or "",
             "prefill_worker": record.prefill_worker or "",
         }
+        asked = {
+            "gen_ai.request.seed": body.seed,
+            "gen_ai.request.top_k": sampling.top_k or None,
+            "gen_ai.request.frequency_penalty": sampling.frequency_penalty or None,
+            "gen_ai.request.presence_penalty": sampling.presence_penalty or None,
+            "gen_ai.response.time_to_first_chunk": record.ttft_ms / 1000 or None,
+            "error.type": record.outcome if error else None,
+        }
+        return told | {name: value for name, value in asked.items() if value is not None}
 
     def record(self, gateway: InstanceId, error: BaseException | None) -> UsageRecord:
         """For the ledger; no text."""

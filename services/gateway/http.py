@@ -82,7 +82,10 @@ class HttpDoor:
                     self._tenant(request)
                 return await handler(request)
             except SlipstreamError as error:
-                return self.failure(error)
+                response = self.failure(error)
+                if hasattr(request.state, "traceparent"):
+                    response.headers["traceparent"] = request.state.traceparent
+                return response
 
         return guarded
 
@@ -138,6 +141,7 @@ class HttpDoor:
         caller = request.headers.get("traceparent", "")
         explain = request.headers.get("x-slipstream-explain", "") not in ("", "0")
         client = Client(self._tenant(request), self._telemetry.mint_traceparent(caller), caller, explain)
+        request.state.traceparent = client.traceparent
         admitted = await self._desk.admit(body, client)
         answer = Answer(self, body, client.traceparent, unknown)
         opened = self._desk.generation(admitted, body, client, "http")
@@ -221,11 +225,16 @@ class Answer:
         self._headers = {"traceparent": traceparent}
         if ignored:
             self._headers["x-slipstream-ignored"] = ", ".join(ignored)[:1024].encode("ascii", "replace").decode()
-        self.refusal = door.failure
+        self._door = door
         self.shown = door.shown
 
     def reply(self, generation: Generation) -> Reply:
         return make_reply(generation, self._body)
+
+    def refusal(self, error: SlipstreamError) -> Response:
+        response = self._door.failure(error)
+        response.headers["traceparent"] = self._headers["traceparent"]
+        return response
 
     def headers(self, generation: Generation) -> dict[str, str]:
         return self._headers | told(generation)

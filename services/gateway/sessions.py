@@ -28,6 +28,7 @@ from shared.messages.session import (
 )
 from shared.messages.subjects import Subjects
 from shared.telemetry import Telemetry
+from shared.telemetry.logs import ids_of
 from shared.types import InstanceId
 
 TICK_S = 0.1
@@ -210,7 +211,8 @@ class Sessions:
             except BusClosed:
                 raise
             except BusError as error:  # the clock finds the request without a holder and submits it again
-                log.warning("%s of %s failed: %s", type(action).__name__, stream.session.first.request_id, error)
+                first = stream.session.first
+                log.warning("%s failed: %s", type(action).__name__, error, extra=ids_of(first.request_id, first.traceparent))
 
     async def _submit(self, request: GenerateRequest) -> None:
         subject = self._subjects.request(request.request_class, request.model)
@@ -225,7 +227,7 @@ class Sessions:
         except BusClosed:
             raise
         except BusError as error:  # asked again at the next sign of a gap; without any sign the worker counts as lost
-            log.info("no answer to a resend: %s", error)
+            log.info("no answer to a resend: %s", error, extra=ids_of(session.first.request_id, session.first.traceparent))
             return
         if delta is not None:
             self._carry_out(stream, session.on_tokens(action.instance, delta, self._bus.clock.now()))

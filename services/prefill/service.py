@@ -22,6 +22,8 @@ from shared.messages.codec import encode
 from shared.messages.fleet import EndedRequest, WorkerLease, WorkerLoad
 from shared.messages.request import DecodeTask, PrefillTask
 from shared.telemetry import Telemetry
+from shared.telemetry.conventions import consumed
+from shared.telemetry.logs import concern, ids_of
 from shared.types import InstanceId
 from shared.worker.chain import Chain
 from shared.worker.worker_service import WorkerService
@@ -102,7 +104,9 @@ class PrefillService(WorkerService[Job, PrefillTask]):
         try:
             await self.in_engine(self.engine.forward, batch)
         except Exception:  # whatever a forward raises is this batch's fate and not the process's
-            log.exception("a chunk of %d tokens failed", batch.num_tokens)
+            failed = [self.scheduler.jobs[item.sequence.key].request for item in batch.items]
+            ids = ids_of(failed[0].request_id, failed[0].traceparent) if len(failed) == 1 else {}
+            log.exception("a chunk of %d tokens failed", batch.num_tokens, extra=ids)
             self.telemetry.count("engine_errors")
             return None
         elapsed_s = time.monotonic() - started
@@ -180,6 +184,9 @@ class PrefillService(WorkerService[Job, PrefillTask]):
             await asyncio.wait(job.stores)
         self.scheduler.remove(job)
         self.wake.set()
+        concern(job.request.request_id, job.request.traceparent)
+        if job.is_cancelled:
+            self._record(job, job.fate)
         outcome = job.fate if job.is_cancelled else await self._send_on(job)
         self._handing_over.pop(job.sequence.key, None)
         self.telemetry.count("prefill_tasks", outcome=outcome)
@@ -199,7 +206,7 @@ class PrefillService(WorkerService[Job, PrefillTask]):
             queue_ms=job.task.queue_ms,
             prefill_ms=held_ms,
         )
-        self._record(job, held_ms)
+        self._record(job, "handed_over")
         subject, msg_id = self.subjects.decode(job.task.decode_worker), f"{request.msg_id}:{job.task.decode_worker}"
         try:
             await self.bus.enqueue(subject, encode(task), msg_id=msg_id)
@@ -210,7 +217,8 @@ class PrefillService(WorkerService[Job, PrefillTask]):
             return error.code
         return "handed_over"
 
-    def _record(self, job: Job, held_ms: float) -> None:
+    def _record(self, job: Job, outcome: str) -> None:
+        held_ms = (time.monotonic() - job.taken_s) * 1000
         end_ns = self.telemetry.now_ns()
         self.telemetry.span(
             "prefill compute",
@@ -221,6 +229,8 @@ class PrefillService(WorkerService[Job, PrefillTask]):
             num_cached_tokens=job.num_cached_tokens,
             num_computed_tokens=job.sequence.num_computed_tokens - job.num_cached_tokens,
             worker=self.instance,
+            outcome=outcome,
+            **consumed(job.request, self.subjects.prefill("*")),
         )
 
     # -- reports ---------------------------------------------------------------------------------------------------------

@@ -24,6 +24,8 @@ from shared.messages.request import DecodeTask, GenerateRequest, PrefillTask
 from shared.messages.session import Finish, Routed
 from shared.messages.subjects import Subjects
 from shared.telemetry import Telemetry
+from shared.telemetry.conventions import consumed
+from shared.telemetry.logs import concern
 from shared.types import InstanceId
 from shared.worker.finish import send_finish
 from shared.worker.intake import acknowledge
@@ -110,6 +112,7 @@ class Dispatcher:
 
     async def _dispatch(self, waiting: Waiting, decision: Decision) -> None:
         """Queue the task, then ack the request: in between, a crash means a second task, and the gateway takes one instance's only."""
+        concern(waiting.request.request_id, waiting.request.traceparent)
         queue_s, decided_ns = time.monotonic() - waiting.taken_s, self._telemetry.now_ns()
         request = msgspec.structs.replace(waiting.request, deadline_ms=max(int(waiting.request.deadline_ms - queue_s * 1000), 0))
         subject, payload, worker = self._task(request, decision, queue_s * 1000)
@@ -175,6 +178,7 @@ class Dispatcher:
         self._telemetry.span(
             "router route",
             traceparent=request.traceparent,
+            minted="",
             start_ns=decided_ns - int(queue_s * 1e9),
             end_ns=decided_ns,
             decode_worker=decision.decode_worker,
@@ -187,9 +191,11 @@ class Dispatcher:
             miss=miss,
             diverged_at=decision.num_overlap_tokens if miss == "diverged" else -1,
             candidates=" ".join(map(str, decision.candidates)),
+            **consumed(request, self._subjects.request("*", "*")),
         )
 
     async def _send_refusal(self, waiting: Waiting, error: RequestError) -> None:
+        concern(waiting.request.request_id, waiting.request.traceparent)
         await self._finish(waiting.request, error)
         await acknowledge(waiting.delivery)
         self._leaving.pop(waiting.request.msg_id, None)

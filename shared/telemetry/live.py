@@ -66,7 +66,7 @@ class LiveTelemetry(Telemetry):
         if series is None:
             series = self._histograms[key] = self._series(prometheus_client.Histogram, "histogram", name, labels)
         context = propagation.parse(exemplar) if exemplar else None
-        series.observe(value, {"trace_id": context.trace_id} if context else None)
+        series.observe(value, {"trace_id": context.trace_id} if context and context.is_sampled else None)
 
     def serve(self, host: str, port: int) -> None:
         """Serve /metrics from threads of their own; `address` says where. Raises EnvironmentFault if the port is taken."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import TextIO
 
 import msgspec
 
 from shared.errors import ConfigError
+from shared.telemetry import propagation
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -18,6 +20,21 @@ EXTRAS = ("request_id", "trace_id", "epoch", "worker", "host", "model", "subject
 
 # The exporter says at every batch what the span writer says once a minute.
 _CHATTY = {"nats": logging.WARNING, "urllib3": logging.WARNING, "uvicorn": logging.WARNING, "opentelemetry": logging.CRITICAL}
+
+
+_request: ContextVar[tuple[str, str]] = ContextVar("request", default=("", ""))
+"""(request id, traceparent) of what the running task works on."""
+
+
+def concern(request_id: str, traceparent: str) -> None:
+    """From here on, lines of this task and of those it starts carry the request's ids. For a task that works on one request only."""
+    _request.set((request_id, traceparent))
+
+
+def ids_of(request_id: str, traceparent: str) -> dict[str, str]:
+    """The same for one line, as `extra=`: where one task works on many requests."""
+    trace = propagation.parse(traceparent)
+    return {"request_id": request_id, "trace_id": trace.trace_id if trace else ""}
 
 
 class JsonFormatter(logging.Formatter):
@@ -31,6 +48,7 @@ class JsonFormatter(logging.Formatter):
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         line: dict[str, object] = {"time": time, "level": record.levelname.lower(), **self._who, "logger": record.name}
         line["message"] = record.getMessage()
+        line |= {name: value for name, value in ids_of(*_request.get()).items() if value}
         line |= {name: record.__dict__[name] for name in EXTRAS if name in record.__dict__}
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)

@@ -24,6 +24,7 @@ from shared.messages.request import Cancel, DecodeTask, GenerateRequest, Prefill
 from shared.messages.session import Finish, HeldRequest
 from shared.service import Service
 from shared.telemetry import Telemetry
+from shared.telemetry.logs import concern
 from shared.types import InstanceId
 from shared.worker.chain import Chain
 from shared.worker.check import fault_of
@@ -227,6 +228,7 @@ class WorkerService(Service, Generic[J, T]):
 
     async def _refuse(self, request: GenerateRequest, fault: RequestError, delivery: Delivery) -> None:
         """A task that no worker could work on ends here, whatever the gateway thought of it."""
+        concern(request.request_id, request.traceparent)
         self.telemetry.count("malformed_messages", kind=self._worker_role)
         log.warning("task %s is refused: %s", request.msg_id, fault.message)
         finish = Finish(request.request_id, request.epoch, self.instance, error_code=fault.code, error_message=fault.message)

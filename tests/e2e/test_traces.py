@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
@@ -73,6 +74,10 @@ def test_one_trace_with_the_right_parents_below_the_callers_own_span(stack: Loca
     assert spans["kvstore commit"].parent_id == spans["prefill compute"].span_id
     assert spans["kvstore acquire"].parent_id == spans["decode load"].span_id
     assert spans["kvstore acquire"].attributes["num_blocks"] == spans["decode load"].attributes["num_blocks"] > 0  # type: ignore[operator]
+    kinds = {name: spans[name].kind for name in (ROOT, *STAGES)}
+    consumers = ("router route", "prefill compute", "decode generate")
+    assert kinds == dict.fromkeys((ROOT, *STAGES), "SERVER") | dict.fromkeys(consumers, "CONSUMER") | {"decode load": "CLIENT"}
+    assert not any(span.is_error for span in spans.values())
     assert root.attributes["gen_ai.usage.output_tokens"] == 4
     assert root.attributes["gen_ai.request.model"] == "smollm2-135m"
     assert spans["router route"].attributes["candidates"]
@@ -128,6 +133,24 @@ def test_a_request_that_moved_is_still_one_trace(stack: LocalStack, collector: C
     assert {span.parent_id for span in routes} == {root.span_id}
     ids = {span.span_id for span in spans} | {"00000000000000c3"}
     assert [span.name for span in spans if span.parent_id not in ids and span.service != "kvstore"] == []
+    assert sorted({span.attributes["epoch"] for span in routes})[:2] == [0, 1], "a span says which attempt it is of"
+
+
+def test_a_client_that_leaves_leaves_a_whole_trace(stack: LocalStack, collector: Collector) -> None:
+    trace_id = "b" * 31 + "3"
+
+    async def leave() -> None:
+        client = Client(stack.url, headers={"traceparent": f"00-{trace_id}-00000000000000c4-01"})
+        body = {"model": "smollm2-135m", "prompt": PROMPT, "max_tokens": 2000, "stream": True}
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                await client.generate("/v1/completions", body)
+        await client.close()
+
+    asyncio.run(leave())
+    spans = arrived(collector, trace_id, ROOT, "router route", "decode generate")
+    assert spans["decode generate"].parent_id == spans[ROOT].span_id
+    assert spans["decode generate"].attributes["outcome"] == "cancelled"
 
 
 @pytest.mark.parametrize("kind", ["closed port", "black hole"])

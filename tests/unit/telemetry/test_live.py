@@ -44,9 +44,12 @@ async def test_a_histogram_carries_the_trace_of_an_example() -> None:
     context = propagation.new_trace()
     telemetry.observe("event_loop_lag_seconds", 0.15, exemplar=context.traceparent)
     telemetry.observe("event_loop_lag_seconds", 0.15, exemplar="rubbish")
+    unsampled = propagation.new_trace(sample=0)
+    telemetry.observe("event_loop_lag_seconds", 0.15, exemplar=unsampled.traceparent)
     page = scrape(telemetry, "application/openmetrics-text; version=1.0.0")
     await telemetry.close()
     assert f'trace_id="{context.trace_id}"' in page
+    assert unsampled.trace_id not in page, "it leads nowhere"
 
 
 def test_the_order_of_labels_does_not_matter() -> None:
