@@ -41,6 +41,13 @@ SIZE_BYTES = tuple(float(4**power) for power in range(5, 16))
 NUM_TOKENS = tuple(float(2**power) for power in range(18))
 """1 to 131,072."""
 
+NUM_CHOICES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
+GENAI = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
+GENAI_DURATION = tuple(0.01 * 2**power for power in range(14))
+GENAI_FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+GENAI_PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+"""The buckets that the GenAI conventions ask for."""
+
 
 def _counter(name: str, text: str, *labels: str) -> Instrument:
     return Instrument(name, "counter", text, labels)
@@ -87,8 +94,16 @@ GATEWAY = (
     _histogram("vllm:request_queue_time_seconds", "Of that, waiting for a worker.", REQUEST_SECONDS, "model_name"),
     _histogram("vllm:request_prefill_time_seconds", "Of that, at a prefill worker.", REQUEST_SECONDS, "model_name"),
     _histogram("vllm:request_decode_time_seconds", "Of that, at the decode worker.", REQUEST_SECONDS, "model_name"),
+    _histogram("vllm:request_inference_time_seconds", "The last two together.", REQUEST_SECONDS, "model_name"),
+    _histogram("vllm:request_time_per_output_token_seconds", "Mean time between the tokens of a call.", SHORT_SECONDS, "model_name"),
     _histogram("vllm:request_prompt_tokens", "Prompt tokens of a call.", NUM_TOKENS, "model_name"),
     _histogram("vllm:request_generation_tokens", "Output tokens of a call.", NUM_TOKENS, "model_name"),
+    _histogram("vllm:request_max_num_generation_tokens", "Output tokens of its longest choice.", NUM_TOKENS, "model_name"),
+    _histogram("vllm:request_params_max_tokens", "The limit that a call set, or was given.", NUM_TOKENS, "model_name"),
+    _histogram("vllm:request_params_n", "Choices that a call asked for.", NUM_CHOICES, "model_name"),
+    _histogram("gen_ai_server_request_duration_seconds", "From the call to its end.", GENAI_DURATION, *GENAI, "error_type"),
+    _histogram("gen_ai_server_time_to_first_token_seconds", "From the call to its first token.", GENAI_FIRST_TOKEN, *GENAI),
+    _histogram("gen_ai_server_time_per_output_token_seconds", "Mean time between the tokens of a call.", GENAI_PER_TOKEN, *GENAI),
     _gauge("vllm:num_requests_running", "Sequences in slots, by the workers' last reports.", "model_name"),
     _gauge("vllm:num_requests_waiting", "Sequences taken by a worker that wait for a slot, by the workers' last reports.", "model_name"),
     _gauge("vllm:kv_cache_usage_perc", "The part of the decode workers' device blocks in use, from 0 to 1.", "model_name"),

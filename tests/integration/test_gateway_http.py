@@ -242,8 +242,25 @@ async def test_dashboards_made_for_vllm_find_their_names(door: Door) -> None:
     for name in ("queue_time_seconds", "prefill_time_seconds", "decode_time_seconds", "prompt_tokens", "generation_tokens"):
         assert telemetry.observations[(f"vllm:request_{name}", (("model_name", MODEL),))], name
     assert telemetry.observations[("vllm:request_generation_tokens", (("model_name", MODEL),))][-1] == 7
+    for name, value in (("params_n", 1), ("params_max_tokens", 7), ("max_num_generation_tokens", 7)):
+        assert telemetry.observations[(f"vllm:request_{name}", (("model_name", MODEL),))][-1] == value, name
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
         await until(lambda name=name: (f"vllm:{name}", (("model_name", MODEL),)) in telemetry.gauges)  # type: ignore[misc]
+
+
+async def test_the_server_metrics_of_the_genai_conventions(door: Door) -> None:
+    telemetry = door.gateway.telemetry
+    assert isinstance(telemetry, NullTelemetry)
+    labels = {"gen_ai_operation_name": "chat", "gen_ai_provider_name": "slipstream", "gen_ai_request_model": MODEL}
+    durations = telemetry.observations[("gen_ai_server_request_duration_seconds", tuple(sorted((labels | {"error_type": ""}).items())))]
+    rest = [
+        telemetry.observations[(f"gen_ai_server_time_{name}_seconds", tuple(sorted(labels.items())))]
+        for name in ("to_first_token", "per_output_token")
+    ]
+    before = [len(durations), *map(len, rest)]
+    assert (await door.web.post(CHAT, chat(max_tokens=7, ignore_eos=True))).status == 200
+    assert [len(durations), *map(len, rest)] == [count + 1 for count in before]
+    assert durations[-1] >= rest[0][-1] > 0
 
 
 async def test_unknown_fields_are_ignored_and_listed(door: Door) -> None:

@@ -107,9 +107,9 @@ async def test_an_engine_that_fails_shows_in_both_spans_and_both_logs_under_one_
     assert root.attributes["error.type"] == decode.attributes["error.type"] == "engine_error"
     assert decode.parent_id == root.span_id
     lines = about(log_lines, root.trace_id)
-    assert {line["logger"] for line in lines} >= {"services.gateway.desk", "services.decode.service"}
+    assert {line["logger"] for line in lines} >= {"services.gateway.ledger", "services.decode.service"}
     assert {line["request_id"] for line in lines} == {root.attributes["request_id"]}
-    [told] = [line for line in lines if line["logger"] == "services.gateway.desk"]
+    [told] = [line for line in lines if line["logger"] == "services.gateway.ledger"]
     assert (told["level"], told["code"]) == ("warning", "engine_error")
 
 
