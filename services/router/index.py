@@ -11,10 +11,10 @@ from itertools import islice
 
 import numpy as np
 
+from services.router.content import Content
 from services.router.holders import HolderSets, each_bit
 from services.router.source import Holder, Lengths, Runs, Source, SourceState
 from services.router.table import NumberRuns, make_table
-from shared.kv.hashing import split
 from shared.messages.kv import BlocksCleared, BlocksStored, KvEvent, KvEventBatch, KvSnapshot
 from shared.types import KEY_BYTES, Tier
 
@@ -198,14 +198,14 @@ class PrefixIndex:
                 found[holder.source][holder.tier] += count
         return found
 
+    def content(self) -> Content:
+        """Everything as it is now, in one go: some ms for a million blocks."""
+        sources = {name: (source.epoch, source.sequence) if source.state == "EXACT" else None for name, source in self._sources.items()}
+        return Content(*self._table.content(), self._sets.bits.copy(), self._by_bit.copy(), sources)
+
     def dump(self) -> dict[str, dict[str, list[str]]]:
-        """Everything, sorted: source → tier → keys in hex. Two routers that heard the same are equal."""
-        found: dict[str, dict[str, list[str]]] = {name: {} for name in sorted(self._sources)}
-        packed, numbers = self._table.content()
-        for key, number in sorted(zip(split(packed, KEY_BYTES), numbers.tolist(), strict=True)):
-            for holder in self._holders(self._sets.bits[number]):
-                found[holder.source].setdefault(holder.tier, []).append(key.hex())
-        return {name: dict(sorted(tiers.items())) for name, tiers in found.items()}
+        """Everything, sorted: source → tier → keys in hex."""
+        return self.content().dump()
 
     # -- inside --------------------------------------------------------------------------------------------------------
     def _source(self, name: str) -> Source:

@@ -144,6 +144,7 @@ class Loads:
         """`request_id:epoch` → workers that have it booked."""
         self._pools: dict[tuple[str, str | None], Pool] = {}
         self._empty = Pool([])
+        self._ended: set[str] | None = None
 
     def lease(self, lease: WorkerLease, is_alive: bool) -> None:
         """A worker came, changed or went."""
@@ -197,6 +198,8 @@ class Loads:
 
     def release(self, key: str, worker: InstanceId | None = None) -> None:
         """The request is over at `worker`, or everywhere."""
+        if self._ended is not None:
+            self._ended.add(key)
         for place in [worker] if worker is not None else list(self._places.get(key, ())):
             state = self.workers.get(place)
             if state is not None:
@@ -208,6 +211,14 @@ class Loads:
         """Every attempt of the request up to `epoch` was cancelled."""
         for attempt in range(epoch + 1):
             self.release(f"{request_id}:{attempt}")
+
+    def watch_ends(self) -> set[str]:
+        """Every request that is released from now on, known or not, until `watch_no_ends`."""
+        self._ended = set()
+        return self._ended
+
+    def watch_no_ends(self) -> None:
+        self._ended = None
 
     def pool(self, role: str, model: str) -> Pool:
         """The workers of a model as they are now."""

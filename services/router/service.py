@@ -10,21 +10,20 @@ import time
 from collections.abc import Iterable
 from typing import Literal
 
-import msgspec
-
 from services.router.config import RouterConfig
 from services.router.decide import Decider, Decision
 from services.router.dispatch import Dispatcher
 from services.router.index import PrefixIndex
 from services.router.kernel import KERNEL
 from services.router.load import Booking, Loads
+from services.router.peers import Peers
 from services.router.queue import Waiting, WaitingQueue
 from services.router.routes import Routes
 from services.router.settings import Settings
 from services.router.similarity import SimilarityIndex
 from services.router.sync import IndexSync
 from shared.attempts import Attempts
-from shared.bus.base import Bus, Consumer, Delivery, Message, Subscription
+from shared.bus.base import Bus, Consumer, Delivery, Subscription
 from shared.errors import BusClosed, BusError, MalformedMessage, NoCapacity, Overloaded, RequestError
 from shared.messages.codec import decode
 from shared.messages.fleet import WorkerLease, WorkerLoad
@@ -61,6 +60,7 @@ class RouterService(Service):
         self._decider = Decider(self.index, self.loads, config.disaggregation, random.Random(), self.similarity)
         self._settings = Settings(bus, self.subjects, telemetry, self._decider, self.similarity)
         self._sync = IndexSync(bus, self.subjects, telemetry, self.index, self.spawn)
+        self._peers = Peers(bus, self.subjects, telemetry, self.fleet, self.index, self.loads, self._sync)
         self._routes = Routes(bus, self.subjects, telemetry, self.loads, self.similarity, self._settings, instance)
         self._dispatcher = Dispatcher(
             bus, self.subjects, telemetry, self.fleet, self.loads, self.index, instance, self.spawn, self._requeue, self._routes.announce
@@ -81,7 +81,8 @@ class RouterService(Service):
         if KERNEL is None:
             self.telemetry.count("router_without_kernel")
         self.fleet.on_change(self._on_lease)
-        await self.bus.serve(self.subjects.router(self.instance, "index"), self._describe_index)
+        await self._peers.open(self.instance)
+        await self._peers.learn(self.instance)
         await self.bus.on_dead_letter(self.subjects.stream("prefill"), self._dispatcher.dead_letter)
         await self.bus.on_dead_letter(self.subjects.stream("decode"), self._dispatcher.dead_letter)
         for name in REQUEST_CLASSES:
@@ -283,6 +284,3 @@ class RouterService(Service):
 
     def _deliveries(self) -> Iterable[Delivery]:
         return [waiting.delivery for waiting in [*self.queue, *self._dispatcher]]
-
-    async def _describe_index(self, _message: Message) -> bytes:
-        return msgspec.json.encode(self.index.summary())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Literal
 
 from services.router.index import PrefixIndex, Steps
@@ -42,6 +43,7 @@ class IndexSync:
         """Sources that are alive."""
         self._fetching: set[str] = set()
         self._slice_ends_s = 0.0
+        self._has_begun = asyncio.Event()
 
     async def follow(self, events: Subscription) -> None:
         """Apply events for ever."""
@@ -57,6 +59,17 @@ class IndexSync:
                 self._fetch(batch.source)
             if time.perf_counter() > self._slice_ends_s:
                 await self._give_way()
+
+    async def learn(self, snapshots: Sequence[KvSnapshot]) -> None:
+        """What another router knows of sources that are alive, before `begin`."""
+        for source, pages in itertools.groupby(snapshots, key=lambda snapshot: snapshot.source):
+            if source in self._kinds and self._index.state_of(source) != "EXACT":
+                exact = await self._yielding(self._index.installing(source, list(pages)))
+                self._telemetry.count("router_snapshots", outcome="learned" if exact else "gap")
+
+    def begin(self) -> None:
+        """From now on the sources themselves are asked for what is not known."""
+        self._has_begun.set()
 
     async def _yielding(self, steps: Steps) -> bool:
         """Do the steps, and let others have their turn as soon as the slice is over."""
@@ -91,7 +104,8 @@ class IndexSync:
 
     async def _fetch_until_exact(self, source: str) -> None:
         try:
-            while source in self._kinds:
+            await self._has_begun.wait()
+            while source in self._kinds and self._index.state_of(source) != "EXACT":
                 try:
                     pages = await self._pages(source)
                     if source in self._kinds and await self._yielding(self._index.installing(source, pages)):

@@ -10,7 +10,7 @@ import msgspec
 
 import shared.messages
 import shared.types
-from shared.messages import fleet, kv, request, session
+from shared.messages import fleet, kv, request, router, session
 from shared.types import SamplingParams, TokenLogprob, Usage, pack_tokens
 
 REQUEST_ID = "0192f3a4b5c6d7e8f9a0b1c2d3e4f5a6"
@@ -168,6 +168,14 @@ EXAMPLES: list[msgspec.Struct] = [
     kv.BlockHead(1, "native", 368_640, 2**63 + 5, pack_tokens(range(16))),
     kv.BlocksTaken(2),
     kv.BlockPull(DIGEST, KEYS),
+    router.BookedRequest(REQUEST_ID, 1, "0a1b2c3d", 7, 99, 0.5),
+    router.RouterSnapshotRequest("c0ffee", 3),
+    router.RouterSnapshot(
+        "c0ffee",
+        [router.BookedRequest(REQUEST_ID, 1, "0a1b2c3d", 7, 99, 0.5)],
+        [kv.KvSnapshot("0a1b2c3d", 5, 6, [kv.BlocksStored("device", b"", KEYS)], 1)],
+        4,
+    ),
 ]
 
 
