@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 FOLDER = Path(__file__).parent / "dashboards"
 RATE = "[1m]"
+FIRST_TOKEN_S, PER_TOKEN_S = "2.0", "0.1"
+"""What the planner aims at when it is told nothing else, as `le` has it."""
 WIDTH, HEIGHT, COLUMNS = 8, 8, 3
 
 
@@ -21,9 +23,9 @@ class Panel(NamedTuple):
 
 
 def rate(metric: str, by: str = "", *, where: str = "") -> str:
-    """Events a second; 0 where nothing was counted yet."""
+    """Events a second; one line at 0 where nothing was counted yet."""
     grouped = f" by ({by})" if by else ""
-    return f"sum{grouped} (rate({metric}{where}{RATE})) or vector(0)"
+    return f"sum{grouped} (rate({metric}{where}{RATE})) or on() vector(0)"
 
 
 def quantiles(histogram: str, by: str = "") -> list[tuple[str, str]]:
@@ -42,10 +44,33 @@ def share(part: str, whole: str) -> str:
     return f"sum(rate({part}{RATE})) / sum(rate({whole}{RATE}))"
 
 
+def within(histogram: str, bound: str) -> str:
+    """The part of what came that took at most `bound`, one of the histogram's own."""
+    return share(f'{histogram}_bucket{{le="{bound}"}}', f"{histogram}_count")
+
+
 SLO = [
     Panel("Time to first token", "s", quantiles("vllm:time_to_first_token_seconds")),
     Panel("Time between tokens", "s", quantiles("vllm:inter_token_latency_seconds"), "The mean of each request."),
     Panel("Request time", "s", quantiles("vllm:e2e_request_latency_seconds")),
+    Panel(
+        "Within the aim",
+        "percentunit",
+        [
+            (within("vllm:time_to_first_token_seconds", FIRST_TOKEN_S), f"first token within {FIRST_TOKEN_S} s"),
+            (within("vllm:inter_token_latency_seconds", PER_TOKEN_S), f"tokens {PER_TOKEN_S} s apart or less"),
+        ],
+    ),
+    Panel(
+        "Failed requests",
+        "percentunit",
+        [
+            (
+                share('slipstream_requests_total{outcome!~"stop|length|cancelled"}', "slipstream_requests_total") + " or on() vector(0)",
+                "failed",
+            )
+        ],
+    ),
     Panel("Requests", "reqps", [(rate("slipstream_requests_total", "door, outcome"), "{{door}} {{outcome}}")]),
     Panel(
         "Tokens",
@@ -55,6 +80,7 @@ SLO = [
     Panel(
         "Prompt tokens from a cache", "percentunit", [(share("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"), "hits")]
     ),
+    Panel("In work", "none", [("sum(vllm:num_requests_running)", "running"), ("sum(vllm:num_requests_waiting)", "waiting for a slot")]),
     Panel("Waiting for a worker", "s", quantiles("slipstream_router_queue_seconds")),
     Panel("Errors", "reqps", [(rate("slipstream_http_errors_total", "code"), "{{code}}")]),
     Panel(

@@ -1,11 +1,12 @@
-"""Every panel's query, asked of a real Prometheus that scrapes a running stack under load. Part of `make soak`: it needs the program
-`prometheus` (Debian: apt-get install prometheus) on the PATH, or named by $PROMETHEUS."""
+"""Every panel's query, asked of a real Prometheus that scrapes a running stack under load. Part of `make soak`: it needs the programs
+`prometheus` and `promtool` (Debian: apt-get install prometheus) on the PATH, or $PROMETHEUS: the first's path, with the other beside it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -13,20 +14,48 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from loadtest.client import Client
 from loadtest.local_stack import LocalStack
 from services.console.preflight import free_port
+from services.console.trace import find_trace, is_call
+from shared.telemetry.metrics import INSTRUMENTS
 from tests.support.stack import SIM, checked_stack, status_of
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(300)]
 
-DASHBOARDS = Path(__file__).resolve().parents[2] / "infra" / "grafana" / "dashboards"
+INFRA = Path(__file__).resolve().parents[2] / "infra"
 LOAD_S = 75.0
 """Rates look back a minute."""
+METRIC = re.compile(r"(?:slipstream_|vllm:|process_)\w+")
+QUIET = re.compile(r"slipstream_(?!requests|router_routed|router_miss|kvclient_loaded|decode_ended|http_errors)\w+_total")
+"""Counters by cause of which nothing may have happened yet. The others must be there under any load."""
+
+
+class Prometheus(NamedTuple):
+    url: str
+    folder: Path
+    """Of the run that it scrapes."""
+
+    def get(self, path: str, **parameters: str) -> Any:
+        with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}", timeout=10) as response:
+            answer = json.load(response)
+        assert answer["status"] == "success", (parameters, answer)
+        return answer["data"]
+
+    def ask(self, query: str) -> list[str]:
+        """The values of the series that there are."""
+        return [series["value"][1] for series in self.get("query", query=query)["result"]]
+
+
+def program(name: str) -> str:
+    given = os.environ.get("PROMETHEUS")
+    found = str(Path(given).with_name(name)) if given else shutil.which(name)
+    assert found and Path(found).exists(), f"no program `{name}`: apt-get install prometheus, or set PROMETHEUS"
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -37,27 +66,23 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
         yield stack
 
 
-def prometheus_of(stack: LocalStack, folder: Path, targets: list[dict[str, Any]]) -> tuple[subprocess.Popen[bytes], str]:
-    program = os.environ.get("PROMETHEUS") or shutil.which("prometheus")
-    assert program, "no program `prometheus`: apt-get install prometheus, or set PROMETHEUS"
-    config = {
-        "global": {"scrape_interval": "2s"},
-        "scrape_configs": [
-            {"job_name": target["name"], "static_configs": [{"targets": [target["metrics_address"]]}]} for target in targets
-        ],
-    }
-    (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
+@pytest.fixture
+def prometheus(stack: LocalStack, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Prometheus]:
+    """It has scraped the stack under load for as long as rates look back."""
+    targets = status_of(stack, capsys)["services"]
+    jobs = [{"job_name": target["name"], "static_configs": [{"targets": [target["metrics_address"]]}]} for target in targets]
+    (tmp_path / "prometheus.yml").write_text(json.dumps({"global": {"scrape_interval": "2s"}, "scrape_configs": jobs}))  # JSON is YAML
     address = f"127.0.0.1:{free_port('127.0.0.1')}"
-    command = [program, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data", f"--web.listen-address={address}"]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL), f"http://{address}"
-
-
-def ask(url: str, query: str) -> list[dict[str, Any]]:
-    with urllib.request.urlopen(f"{url}/api/v1/query?{urllib.parse.urlencode({'query': query})}", timeout=10) as response:
-        answer = json.load(response)
-    assert answer["status"] == "success", (query, answer)
-    result: list[dict[str, Any]] = answer["data"]["result"]
-    return result
+    flags = ("--config.file={0}/prometheus.yml", "--storage.tsdb.path={0}/data", "--enable-feature=exemplar-storage")
+    command = [program("prometheus"), *(flag.format(tmp_path) for flag in flags), f"--web.listen-address={address}"]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        asyncio.run(load(stack, LOAD_S))
+        yield Prometheus(f"http://{address}", Path(stack.describe()["folder"]))
+    finally:
+        process.terminate()
+        process.wait()
 
 
 async def load(stack: LocalStack, seconds: float) -> None:
@@ -73,20 +98,33 @@ async def load(stack: LocalStack, seconds: float) -> None:
     await client.close()
 
 
-def test_every_panel_shows_data_under_load(stack: LocalStack, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    prometheus, url = prometheus_of(stack, tmp_path, status_of(stack, capsys)["services"])
-    try:
-        asyncio.run(load(stack, LOAD_S))
-        empty, num_panels = [], 0
-        for file in sorted(DASHBOARDS.glob("*.json")):
-            for panel in json.loads(file.read_text())["panels"]:
-                num_panels += 1
-                results = [ask(url, target["expr"]) for target in panel["targets"]]
-                values = [series["value"][1] for result in results for series in result]
-                if not all(results) or all(value == "NaN" for value in values):
-                    empty.append(f"{file.stem}: {panel['title']}")
-        assert num_panels > 30
-        assert not empty, ", ".join(empty)
-    finally:
-        prometheus.terminate()
-        prometheus.wait()
+def test_every_panel_shows_data_under_load_and_exemplars_lead_to_traces(prometheus: Prometheus) -> None:
+    panels = [
+        (f"{file.stem}: {panel['title']}", [target["expr"] for target in panel["targets"]])
+        for file in sorted((INFRA / "grafana" / "dashboards").glob("*.json"))
+        for panel in json.loads(file.read_text())["panels"]
+    ]
+    assert len(panels) > 30
+    empty = []
+    for title, queries in panels:
+        answers = [prometheus.ask(query) for query in queries]
+        if not all(answers) or all(value == "NaN" for answer in answers for value in answer):
+            empty.append(title)
+    assert not empty
+
+    asked = {name for _, queries in panels for query in queries for name in METRIC.findall(query)}
+    labelled = {f"{row.exposed_name}_total" for row in INSTRUMENTS.values() if row.kind == "counter" and row.labels}
+    may_be_absent = {name for name in labelled if QUIET.fullmatch(name)}
+    assert [name for name in sorted(asked - may_be_absent) if not prometheus.ask(f"count({name})")] == [], "behind `or on() vector(0)`"
+
+    now_s = time.time()
+    found = prometheus.get("query_exemplars", query="vllm:e2e_request_latency_seconds_bucket", start=str(now_s - 60), end=str(now_s))
+    trace_ids = [exemplar["labels"]["trace_id"] for series in found for exemplar in series["exemplars"]]
+    assert trace_ids
+    assert any(is_call(span) for span in find_trace(prometheus.folder / "traces", trace_ids[-1]))
+
+
+def test_prometheus_takes_the_configuration_of_the_containers() -> None:
+    file = INFRA / "prometheus" / "prometheus.yml"
+    done = subprocess.run([program("promtool"), "check", "config", str(file)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

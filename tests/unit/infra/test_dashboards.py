@@ -33,6 +33,8 @@ def test_every_query_asks_for_a_metric_that_some_service_has(program: ModuleType
     for instrument in INSTRUMENTS.values():
         suffix = {"counter": "_total", "gauge": "", "histogram": "_bucket"}[instrument.kind]
         known.add(instrument.exposed_name + suffix)
+        if instrument.kind == "histogram":
+            known.add(instrument.exposed_name + "_count")
     asked = {
         name
         for _, panels in program.DASHBOARDS.values()
@@ -50,6 +52,19 @@ def test_labels_that_a_query_groups_by_are_the_metrics_own(program: ModuleType) 
         for panel in panels:
             for query, _ in panel.queries:
                 [name, *_] = METRIC.findall(query)
-                labels = by_name.get(re.sub(r"_(total|bucket)$", "", name), set()) | {"le", "instance", "job"}
+                labels = by_name.get(re.sub(r"_(total|bucket|count)$", "", name), set()) | {"le", "instance", "job"}
                 for group in re.findall(r"by \(([^)]*)\)", query):
                     assert {label.strip() for label in group.split(",")} <= labels, query
+
+
+def test_bounds_that_a_query_names_are_the_histograms_own(program: ModuleType) -> None:
+    by_name = {instrument.exposed_name: instrument.buckets for instrument in INSTRUMENTS.values()}
+    named = [
+        found
+        for _, panels in program.DASHBOARDS.values()
+        for panel in panels
+        for query, _ in panel.queries
+        for found in re.findall(r'([\w:]+)_bucket{le="([^"]*)"}', query)
+    ]
+    assert len(named) == 2
+    assert [(name, bound) for name, bound in named if bound not in map(str, by_name[name])] == []
