@@ -27,7 +27,7 @@ class Window(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         self._forget()
-        return (item for _, item in self._items)
+        return iter([item for _, item in self._items])  # a copy: list() asks for the length too, which forgets what has become too old
 
     def __len__(self) -> int:
         self._forget()

@@ -34,3 +34,19 @@ def test_a_full_window_covers_less_time() -> None:
         window.add(number)
     assert list(window) == [15, 16, 17, 18, 19]
     assert window.covered_s == 5
+
+
+def test_an_item_may_become_too_old_while_a_list_is_made() -> None:
+    """list() takes the iterator first and then asks for the length."""
+    now_s = [0.0]
+
+    def running_clock() -> float:
+        now_s[0] += 0.1
+        return now_s[0]
+
+    window: Window[int] = Window(running_clock, 10.0)
+    for number in range(100):
+        window.add(number)
+    for _ in range(100):
+        items = list(window)
+        assert items == sorted(items)
