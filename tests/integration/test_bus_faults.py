@@ -212,6 +212,7 @@ async def test_what_is_published_while_disconnected_is_never_sent(
     for _ in range(100):
         await bus.publish(SUBJECTS.cancel(), b"while disconnected")
     assert bus.counts["publish_dropped"] >= 100
+    await until(proxy.is_given_up)  # nats-py says that it is not connected before it closes the connection
     proxy.mend()
     await until(lambda: bus.is_connected)
     await bus.publish(SUBJECTS.cancel(), b"now")

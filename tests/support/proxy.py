@@ -25,6 +25,7 @@ class Proxy:
         self._flowing.set()
         self._writers: set[asyncio.StreamWriter] = set()
         self._clients: set[asyncio.StreamWriter] = set()
+        self._through: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
@@ -52,6 +53,10 @@ class Proxy:
     def mend(self) -> None:
         """End of the black hole; what waited comes through, unless its sender gave up."""
         self._flowing.set()
+
+    def is_given_up(self) -> bool:
+        """Every client whose connection reached the server has closed it."""
+        return not any(_is_established(writer) for writer in self._through)
 
     def reset(self) -> None:
         """RST on every connection."""
@@ -100,6 +105,7 @@ class Proxy:
         server_writer: asyncio.StreamWriter,
     ) -> None:
         """Until either side ends."""
+        self._through.add(writer)
         ways = [
             asyncio.ensure_future(self._pump(reader, writer, server_writer)),
             asyncio.ensure_future(self._pump(server_reader, server_writer, writer)),
@@ -107,6 +113,7 @@ class Proxy:
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self._through.discard(writer)
             for way in ways:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
