@@ -83,6 +83,21 @@ async def test_256_bit_flips_are_all_caught(store: Store, folder: Path) -> None:
     ssd.tier.close()
 
 
+async def test_a_damaged_block_whose_damaged_parent_dropped_it_while_it_was_read_keeps_its_slot(store: Store, folder: Path) -> None:
+    """T27: both slots stay out of use, and each is counted once however many read it."""
+    ssd, chain = Ssd(folder, store), Chain(2)
+    assert await ssd.put(chain) == 2
+    blocks = [ssd.block(chain, 0), ssd.block(chain, 1)]
+    damaged = {block.offset for block in blocks if block is not None}
+    for offset in damaged:
+        flip(folder / SLAB, offset + slot.HEADER_BYTES, 0)
+    assert await asyncio.gather(*(ssd.get(chain, index) for index in (0, 1, 0, 1))) == [None] * 4
+    assert ssd.tier.num_quarantined == ssd.counts["kv_corrupt"] == 2
+    (size_class,) = ssd.tier.segments.classes.values()
+    assert size_class.num_used == 2 and not damaged & set(size_class.free)
+    ssd.tier.close()
+
+
 @pytest.mark.parametrize("damage", ["truncated", "empty", "appended", "swapped", "zeroed"])
 async def test_a_damaged_slab_is_a_miss(store: Store, folder: Path, damage: str) -> None:
     """T28."""

@@ -82,8 +82,8 @@ class SsdTier(LowerTier):
         """Under way now, hung ones included."""
         self._bytes_per_s = 0.0
         self._queued_bytes = 0
-        self.num_quarantined = 0
-        """Slots whose bytes were damaged: not used again until the next start."""
+        self._quarantined: set[int] = set()
+        """Offsets of slots whose bytes were damaged: not used again until the next start."""
         self._set_aside_all()
         self._adopt(records)
         if not self._slab.is_direct:
@@ -189,18 +189,17 @@ class SsdTier(LowerTier):
                 self._fault("deadline")
                 await asyncio.wait([future])
                 return False
+            self._measure(self._queued_bytes / (time.perf_counter() - begun_s))
+            if self._failed(future):
+                return False
+            self.breaker.success()
+            if not future.result():
+                self._quarantine(block)  # while we hold it: a damaged parent may have dropped it meanwhile
+            return future.result()
         finally:
             self.num_reads -= 1
             self._queued_bytes -= size
             self.unhold(block)
-        self._measure((self._queued_bytes + size) / (time.perf_counter() - begun_s))
-        if self._failed(future):
-            return False
-        self.breaker.success()
-        if not future.result():
-            self._quarantine(block)
-            return False
-        return True
 
     def _read(self, block: Block, into: memoryview) -> bool:
         """In a reader's thread."""
@@ -246,11 +245,18 @@ class SsdTier(LowerTier):
 
     def _quarantine(self, block: Block) -> None:
         """Its bytes are not what was written."""
+        if block.offset in self._quarantined:
+            return  # another reader saw it first
         self._count("kv_corrupt", 1)
-        self.num_quarantined += 1
+        self._quarantined.add(block.offset)
+        self._pending.append(BlockGone(block.offset))
         block.num_holds += 1  # never let go: the slot is not used again
         self.drop(block)
         _log.warning("a block on the SSD was damaged; its slot is not used again")
+
+    @property
+    def num_quarantined(self) -> int:
+        return len(self._quarantined)
 
     def _give_up(self, block: Block) -> None:
         self._pending.append(BlockGone(block.offset))
