@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.worker.load_report import Ewma
+from shared.ewma import Ewma
 
 SMALLEST = 16
 LARGEST = 2048

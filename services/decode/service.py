@@ -20,6 +20,7 @@ from shared.bus.base import Bus, Delivery, Message, Subscription
 from shared.engine.batch import Batch
 from shared.engine.engine import Sampled
 from shared.errors import BusClosed, BusError, EngineError, SlipstreamError
+from shared.ewma import Ewma
 from shared.kv.block_pool import BlockPool
 from shared.messages.codec import decode, encode
 from shared.messages.fleet import EndedRequest, WorkerLease, WorkerLoad
@@ -32,7 +33,6 @@ from shared.telemetry.telemetry import Attribute
 from shared.types import InstanceId
 from shared.worker.chain import Chain
 from shared.worker.finish import send_finish
-from shared.worker.load_report import Ewma
 from shared.worker.worker_service import WorkerService
 
 log = logging.getLogger(__name__)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from services.prefill.job import Job
 from shared.engine.batch import Batch, BatchItem
 from shared.errors import OutOfBlocks
+from shared.ewma import Ewma
 from shared.kv.block_pool import BlockPool
-from shared.worker.load_report import Ewma
 
 SMALLEST_CHUNK = 16
 LARGEST_CHUNK = 8192

@@ -63,14 +63,3 @@ async def report_load(bus: Bus, subjects: Subjects, ended: Ended, describe: Call
         except BusError:  # cut off: the ended ones are reported next time
             continue
         ended.sent(len(reported))
-
-
-class Ewma:
-    """An exponentially weighted mean; 0 until the first value."""
-
-    def __init__(self, weight: float = 0.2) -> None:
-        self._weight = weight
-        self.value = 0.0
-
-    def add(self, value: float) -> None:
-        self.value = value if self.value == 0.0 else self.value + self._weight * (value - self.value)

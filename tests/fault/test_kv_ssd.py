@@ -73,7 +73,7 @@ async def test_256_bit_flips_are_all_caught(store: Store, folder: Path) -> None:
         assert [ssd.block(chain, index) is not None for index in range(3)] == [True, False, False]
         assert await ssd.num_readable(chain) == 1
         store.store.drop(store.store.dram.index.blocks[chain.hashes[0][:16]])
-        if ssd.tier.num_quarantined % 32 == 31:  # damaged slots are not used again until the next start
+        if len(ssd.tier.quarantined) % 32 == 31:  # damaged slots are not used again until the next start
             ssd.tier.close()
             counted = ssd.counts
             ssd = Ssd(folder, store)
@@ -92,7 +92,7 @@ async def test_a_damaged_block_whose_damaged_parent_dropped_it_while_it_was_read
     for offset in damaged:
         flip(folder / SLAB, offset + slot.HEADER_BYTES, 0)
     assert await asyncio.gather(*(ssd.get(chain, index) for index in (0, 1, 0, 1))) == [None] * 4
-    assert ssd.tier.num_quarantined == ssd.counts["kv_corrupt"] == 2
+    assert len(ssd.tier.quarantined) == ssd.counts["kv_corrupt"] == 2
     (size_class,) = ssd.tier.segments.classes.values()
     assert size_class.num_used == 2 and not damaged & set(size_class.free)
     ssd.tier.close()

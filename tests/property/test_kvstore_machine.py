@@ -268,7 +268,7 @@ class StoreMachine(RuleBasedStateMachine):
         num_used = sum(size_class.num_used for size_class in dram.segments.classes.values())
         assert num_used == len(dram.index)
         num_on_disk = sum(size_class.num_used for size_class in self.ssd.tier.segments.classes.values())
-        assert num_on_disk == len(self.ssd.tier.index) + self.ssd.tier.num_quarantined
+        assert num_on_disk == len(self.ssd.tier.index) + len(self.ssd.tier.quarantined)
         self.ssd.disk.read_error = None
         self.ssd.tier.close()
         self.store.close()

@@ -7,7 +7,6 @@ import contextlib
 import errno
 import logging
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +20,7 @@ from services.kvstore.tiers.breaker import Breaker
 from services.kvstore.tiers.index import Block, MakePolicy
 from services.kvstore.tiers.journal import BlockGone, BlockPut, ExtentCut, ExtentFreed, Geometry, Journal, Record, fold
 from services.kvstore.tiers.slab import SlabFile, aligned_buffer, check_folder, open_slab
+from services.kvstore.tiers.throughput import Throughput
 from shared.errors import EnvironmentFault, SlipstreamError
 from shared.kv import slot
 from shared.kv.arena import Extent, segment_bytes_for
@@ -80,9 +80,8 @@ class SsdTier(LowerTier):
         self._is_set_aside = False
         self.num_reads = self.num_writes = 0
         """Under way now, hung ones included."""
-        self._bytes_per_s = 0.0
-        self._queued_bytes = 0
-        self._quarantined: set[int] = set()
+        self._throughput = Throughput()
+        self.quarantined: set[int] = set()
         """Offsets of slots whose bytes were damaged: not used again until the next start."""
         self._set_aside_all()
         self._adopt(records)
@@ -180,8 +179,7 @@ class SsdTier(LowerTier):
         self.hold(block)
         self.num_reads += 1
         size = block.size_class.slot_bytes
-        self._queued_bytes += size
-        begun_s = time.perf_counter()
+        begun_s = self._throughput.begin(size)
         future = asyncio.get_running_loop().run_in_executor(self._readers, self._read, block, into)
         try:
             done, _ = await asyncio.wait([future], timeout=self.deadline_s)
@@ -189,7 +187,7 @@ class SsdTier(LowerTier):
                 self._fault("deadline")
                 await asyncio.wait([future])
                 return False
-            self._measure(self._queued_bytes / (time.perf_counter() - begun_s))
+            self._throughput.measure(begun_s)
             if self._failed(future):
                 return False
             self.breaker.success()
@@ -198,7 +196,7 @@ class SsdTier(LowerTier):
             return future.result()
         finally:
             self.num_reads -= 1
-            self._queued_bytes -= size
+            self._throughput.end(size)
             self.unhold(block)
 
     def _read(self, block: Block, into: memoryview) -> bool:
@@ -219,11 +217,8 @@ class SsdTier(LowerTier):
             and xxhash.xxh3_64_intdigest(slot.payload(into, 0, header.length)) == header.checksum
         )
 
-    def _measure(self, bytes_per_s: float) -> None:
-        self._bytes_per_s = 0.8 * self._bytes_per_s + 0.2 * bytes_per_s if self._bytes_per_s else bytes_per_s
-
     def estimate_s(self, num_bytes: int) -> float:
-        return (self._queued_bytes + num_bytes) / self._bytes_per_s if self._bytes_per_s else 0.0
+        return self._throughput.estimate_s(num_bytes)
 
     def _failed(self, future: asyncio.Future[Any]) -> bool:
         error = future.exception()
@@ -245,18 +240,14 @@ class SsdTier(LowerTier):
 
     def _quarantine(self, block: Block) -> None:
         """Its bytes are not what was written."""
-        if block.offset in self._quarantined:
+        if block.offset in self.quarantined:
             return  # another reader saw it first
         self._count("kv_corrupt", 1)
-        self._quarantined.add(block.offset)
+        self.quarantined.add(block.offset)
         self._pending.append(BlockGone(block.offset))
         block.num_holds += 1  # never let go: the slot is not used again
         self.drop(block)
         _log.warning("a block on the SSD was damaged; its slot is not used again")
-
-    @property
-    def num_quarantined(self) -> int:
-        return len(self._quarantined)
 
     def _give_up(self, block: Block) -> None:
         self._pending.append(BlockGone(block.offset))
