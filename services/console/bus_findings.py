@@ -11,12 +11,11 @@ from shared.bus.spec import StreamSpec
 from shared.bus.streams import stream_specs
 from shared.messages.fleet import WorkerLease
 from shared.messages.subjects import Subjects
+from shared.telemetry.clock import SKEW_S
 
 NEAR = 0.8
 """Of a limit: worth a warning."""
 FULL = 0.95
-SKEW_S = 2.0
-"""Clocks are read to half a second; below this nothing in the system cares."""
 
 
 def bus_findings(look: BusLook, leases: Sequence[WorkerLease], subjects: Subjects) -> list[Finding]:

@@ -81,6 +81,11 @@ async def look_at_bus(bus: Bus, subjects: Subjects, leases: Sequence[WorkerLease
     )
 
 
+async def nats_clock_s(bus: Bus, subjects: Subjects) -> float | None:
+    """How far NATS' clock is ahead of ours; None: it does not tell."""
+    return (await _streams(bus, subjects))[1]
+
+
 async def _streams(bus: Bus, subjects: Subjects) -> tuple[dict[str, Stream] | None, float | None]:
     """Every stream by its name, the task queues with what each worker has waiting; and how far the server's clock is ahead."""
     try:

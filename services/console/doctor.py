@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,9 +16,12 @@ from services.console.bus_look import BusLook, look_at_bus
 from services.console.cache_findings import cache_findings
 from services.console.findings import Finding, stack_findings
 from services.console.fleet_view import read_leases, visit
-from services.console.machine_findings import environment_findings
+from services.console.last_start import failed_start_findings
+from services.console.machine_findings import container_findings, environment_findings
 from services.console.pages import Pages, read_pages
-from services.console.run_folder import Run, add_run_flags, find_run, live_runs, state_dir
+from services.console.process_findings import process_findings, silent_findings
+from services.console.remedy import as_typed_here
+from services.console.run_folder import Run, add_run_flags, find_run, is_elsewhere, live_runs, state_dir
 from services.console.terminal import Terminal
 from shared.errors import EnvironmentFault, SlipstreamError
 from shared.messages.fleet import WorkerLease
@@ -49,7 +53,7 @@ def run(argv: Sequence[str]) -> int:
 
 def show(finding: Finding, terminal: Terminal) -> None:
     terminal.say(f"  {terminal.mark(finding.state)} {finding.text}")
-    for line in finding.remedy.splitlines():
+    for line in as_typed_here(finding.remedy).splitlines():
         terminal.say(f"      {line}")
 
 
@@ -57,7 +61,7 @@ def examine(root: Path, parts: Sequence[str], wanted: str = "") -> dict[str, lis
     """Part → findings, in order. That no stack runs is a finding; which of several is meant must be said (EnvironmentFault)."""
     findings: dict[str, list[Finding]] = {}
     if "environment" in parts:
-        findings["environment"] = environment_findings(root)
+        findings["environment"] = container_findings() if is_elsewhere() else environment_findings(root)
     asked = [part for part in ("stack", "cache") if part in parts]
     if not asked:
         return findings
@@ -66,14 +70,21 @@ def examine(root: Path, parts: Sequence[str], wanted: str = "") -> dict[str, lis
     except EnvironmentFault as fault:
         if wanted or live_runs(root):
             raise
-        return findings | {part: [Finding("warning", fault.message, fault.remedy)] for part in asked}
+        failed = failed_start_findings(root, time.time())
+        return findings | {part: [Finding("warning", fault.message, fault.remedy), *failed] for part in asked}
     try:
         looked = asyncio.run(_look(stack))
     except SlipstreamError as error:
-        return findings | {part: [Finding("failed", f"the stack cannot be asked: {error.message}", error.remedy)] for part in asked}
+        silent = Finding("failed", f"the stack cannot be asked: {error.message}", error.remedy or "slipstream logs nats")
+        return findings | {part: [silent, *(process_findings(stack) if part == "stack" else [])] for part in asked}
     leases, pages, told = looked
     if "stack" in asked:
-        findings["stack"] = stack_findings(stack, leases, pages) + bus_findings(told, leases, Subjects(stack.namespace))
+        findings["stack"] = [
+            *stack_findings(stack, leases, pages),
+            *process_findings(stack),
+            *silent_findings(stack, leases),
+            *bus_findings(told, leases, Subjects(stack.namespace)),
+        ]
     if "cache" in asked:
         findings["cache"] = cache_findings(pages)
     return findings

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from services.console.pages import Pages
-from services.console.run_folder import Run, process_start
+from services.console.run_folder import Run
 from shared.messages.fleet import WorkerLease
 
 State = Literal["done", "warning", "failed"]
@@ -28,9 +28,7 @@ def stack_findings(stack: Run, leases: list[WorkerLease], pages: Pages) -> list[
     # Those of other machines and of guests have leases alone; our own children are known without one.
     names = {lease.name for lease in leases} | (stack.services.keys() - {"nats"})
     state: State = "done" if len(ready) == len(names) else "warning"
-    found = [
-        Finding(state, f"{stack.folder.name}: {len(ready)} of {len(names)} processes are ready", "" if state == "done" else "see below")
-    ]
+    found = [Finding(state, f"{stack.title}: {len(ready)} of {len(names)} processes are ready", "" if state == "done" else "see below")]
     roles = {lease.role for lease in ready}
     found += [
         Finding("failed", f"no {role} is ready: {means}", "slipstream logs " + role) for role, means in NEEDED.items() if role not in roles
@@ -38,9 +36,6 @@ def stack_findings(stack: Run, leases: list[WorkerLease], pages: Pages) -> list[
     found += [
         Finding("warning", f"no {role} is ready: {means}", f"slipstream logs {role}") for role, means in WANTED.items() if role not in roles
     ]
-    dead = sorted(name for name, pid in stack.services.items() if process_start(pid) is None)
-    found += [Finding("failed", f"{name} has died and is not back yet", f"slipstream logs {name}") for name in dead]
-    found += _without_lease(stack, leases)
     found += [Finding("failed", f"{name} does not answer on /metrics", f"slipstream logs {name}") for name in pages.silent]
     versions = {lease.version for lease in leases}
     if len(versions) > 1:
@@ -56,20 +51,6 @@ def stack_findings(stack: Run, leases: list[WorkerLease], pages: Pages) -> list[
         text = f"{failed:.0f} looks of the router at a source's blocks failed; it counts as having none (DEGRADED) until one succeeds"
         found.append(Finding("warning", text, "slipstream logs router --level warning"))
     return found
-
-
-def _without_lease(stack: Run, leases: list[WorkerLease]) -> list[Finding]:
-    """Processes that live and have let their lease expire (3 s): to all others they are dead, and their work has been moved."""
-    leased = {lease.name for lease in leases} | {"nats"}
-    silent = {name: pid for name, pid in stack.services.items() if name not in leased and process_start(pid) is not None}
-    return [
-        Finding(
-            "failed",
-            f"{name} runs (pid {pid}), but its lease has expired: it stands still, is cut off from NATS, or is just starting",
-            f"slipstream logs {name}    and, if it hangs: kill {pid} (it is started again)",
-        )
-        for name, pid in sorted(silent.items())
-    ]
 
 
 _SIGNS: tuple[tuple[str, dict[str, str], str, str], ...] = (

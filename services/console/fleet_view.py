@@ -14,7 +14,7 @@ from shared.bus.streams import provision as provision_streams
 from shared.config import ServiceConfig
 from shared.errors import MalformedMessage
 from shared.messages.codec import decode
-from shared.messages.fleet import WorkerLease, WorkerLoad
+from shared.messages.fleet import ModelCard, WorkerLease, WorkerLoad
 from shared.messages.subjects import Subjects
 from shared.types import Role
 
@@ -50,6 +50,18 @@ async def read_leases(bus: Bus, subjects: Subjects) -> list[WorkerLease]:
             if entry.value is not None:
                 leases.append(decode(WorkerLease, entry.value))
     return sorted(leases, key=lambda lease: lease.name)
+
+
+async def read_model_names(bus: Bus, subjects: Subjects) -> dict[str, str]:
+    """Model id, as leases have it → what people call it."""
+    bucket = await bus.bucket(subjects.bucket("config"))
+    names = {}
+    for entry in await bucket.entries():
+        kind, _, model = entry.key.partition(".")
+        if kind == "model" and entry.value is not None:
+            with contextlib.suppress(MalformedMessage):
+                names[model] = decode(ModelCard, entry.value).name
+    return names
 
 
 async def read_loads(bus: Bus, subjects: Subjects, instances: set[str], limit_s: float = 1.2) -> dict[str, WorkerLoad]:

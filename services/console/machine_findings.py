@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import http.client
 import importlib.metadata
 import os
 import platform
 import shutil
-import socket
 import stat
 import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from services.console.broker import find_server
 from services.console.findings import Finding
@@ -23,7 +25,8 @@ from shared.errors import EnvironmentFault
 LITTLE_BYTES = 2 * 2**30
 PORTS = {8000: ("--port", "services.gateway"), 4222: ("--nats-port", "nats-server")}
 """The defaults of `up`: their flag, and what of ours may hold them."""
-CONNECT_S = 1.0
+COLLECTOR_S = 2.0
+PROTOBUF = {"content-type": "application/x-protobuf"}
 
 
 def environment_findings(root: Path) -> list[Finding]:
@@ -42,6 +45,11 @@ def environment_findings(root: Path) -> list[Finding]:
         *(_port(port) for port in PORTS),
         _collector(),
     ]
+
+
+def container_findings() -> list[Finding]:
+    """What a container can say for those beside it: the machine below is looked at from outside, by its engine."""
+    return [Finding("done", f"Python {platform.python_version()} in {sys.prefix}"), _cpu(), _collector()]
 
 
 def _cpu() -> Finding:
@@ -136,19 +144,35 @@ def _port(port: int) -> Finding:
     return Finding("done", f"port {port} is {'ours' if holder else 'free'}")
 
 
+def _plain(url: str) -> str:
+    """Without a login, which urllib takes for a part of the host. ValueError: not an address of HTTP."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https"):
+        raise ValueError(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
 def _collector() -> Finding:
-    """A collector that is away costs spans, nothing else: so it is noticed late."""
-    endpoint = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
+    """A collector that is away or hangs costs spans, nothing else: so it is noticed late. It is sent a batch of no spans."""
+    traces = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "")
+    endpoint = traces or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
     if not endpoint:
         return Finding("done", "no collector is named, traces stay in files (OTEL_EXPORTER_OTLP_ENDPOINT)")
     shown = without_login(endpoint)
+    unset = "unset OTEL_EXPORTER_OTLP_ENDPOINT"
     try:
-        parts = urlsplit(endpoint)
-        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
-        socket.create_connection((parts.hostname or "", port), CONNECT_S).close()
-    except (KeyError, ValueError):
+        request = urllib.request.Request(_plain(traces or f"{endpoint.rstrip('/')}/v1/traces"), b"", PROTOBUF)
+        with urllib.request.urlopen(request, timeout=COLLECTOR_S):
+            return Finding("done", f"the collector at {shown} answers")
+    except urllib.error.HTTPError as answer:
+        return Finding("done", f"the collector at {shown} answers (HTTP {answer.code} to a batch without spans and headers)")
+    except TimeoutError:
+        silent = f"the collector at {shown} takes connections and does not answer: spans are dropped, requests go on"
+        return Finding("warning", silent, f"Start it anew, or {unset}")
+    except urllib.error.URLError as error:
+        cause = (error.reason.strerror if isinstance(error.reason, OSError) else None) or str(error.reason) or "no answer"
+        return Finding("warning", f"the collector at {shown} cannot be reached: {cause}", f"Start it, or {unset}")
+    except http.client.HTTPException:
+        return Finding("warning", f"what listens at {shown} does not speak HTTP", "OTLP over HTTP is on port 4318, not on 4317")
+    except ValueError:
         return Finding("warning", f"OTEL_EXPORTER_OTLP_ENDPOINT is no address: {shown}", "For example: http://127.0.0.1:4318")
-    except OSError as error:
-        cause = error.strerror or str(error) or "no answer"
-        return Finding("warning", f"the collector at {shown} cannot be reached: {cause}", "Start it, or unset OTEL_EXPORTER_OTLP_ENDPOINT")
-    return Finding("done", f"the collector at {shown} takes connections")

@@ -52,6 +52,16 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """Name → pid, as of now."""
 
     @property
+    def is_elsewhere(self) -> bool:
+        """Its processes, logs and passwords are not on this machine: a container that looks at the others."""
+        return self.pid == 0 and not self.pid_start
+
+    @property
+    def title(self) -> str:
+        """What people call it."""
+        return without_login(self.nats_url) if self.is_elsewhere else self.folder.name
+
+    @property
     def password_dir(self) -> Path:
         return self.folder / "nats"
 
@@ -113,13 +123,18 @@ def live_runs(root: Path) -> list[Run]:
     return [run for run in _all_runs(root) if process_start(run.pid) == run.pid_start]
 
 
+def is_elsewhere(environ: Mapping[str, str] = os.environ) -> bool:
+    """Commands are told where the NATS of their stack is, as in a container: none of its processes is on this machine."""
+    return bool(environ.get("SS_NATS_URL") and environ.get("SS_NATS_USER"))
+
+
 def find_run(root: Path, wanted: str = "") -> Run:
     """The run that commands talk to: the one that has its own NATS, else the newest; `wanted` (else SS_RUN) names another.
 
     Raises EnvironmentFault if none lives, and as `choose` does. Where SS_NATS_URL and SS_NATS_USER are set, as in a container, it is
     the stack on that NATS, of whose processes nothing is known here.
     """
-    if os.environ.get("SS_NATS_URL") and os.environ.get("SS_NATS_USER"):
+    if is_elsewhere():
         return _run_elsewhere(read_config(ServiceConfig, os.environ))
     runs = live_runs(root)
     if not runs:

@@ -6,11 +6,11 @@ import argparse
 import asyncio
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from services.console.fleet_view import read_leases, read_loads, visit
+from services.console.fleet_view import read_leases, read_loads, read_model_names, visit
 from services.console.run_folder import Run, add_run_flags, find_run, state_dir
 from services.console.terminal import Terminal, age_text, share_text, table, without_login
 from shared.messages.fleet import WorkerLease, WorkerLoad
@@ -26,7 +26,7 @@ def run(argv: Sequence[str]) -> int:
     add_run_flags(parser)
     options = parser.parse_args(argv)
     stack = find_run(state_dir(options.state_dir), options.run)
-    leases, loads = asyncio.run(_look(stack))
+    leases, loads, models = asyncio.run(_look(stack))
     ready = {lease.name for lease in leases if lease.state == "ready"}
     absent = sorted(set(stack.services) - ready - {"nats"})
     is_ready = stack.state == "ready" and not absent
@@ -34,29 +34,29 @@ def run(argv: Sequence[str]) -> int:
         sys.stdout.write(_json(stack, leases, loads, is_ready) + "\n")
     else:
         terminal = Terminal()
-        terminal.say(terminal.paint(f"{stack.folder.name} · {stack.http_url or without_login(stack.nats_url)} · {stack.state}", "bold"))
-        for line in table([_HEADINGS, *(_row(lease, loads.get(lease.instance), time.time_ns()) for lease in leases)]):
+        terminal.say(terminal.paint(f"{stack.title} · {stack.http_url or without_login(stack.nats_url)} · {stack.state}", "bold"))
+        for line in table([_HEADINGS, *(_row(lease, loads.get(lease.instance), models, time.time_ns()) for lease in leases)]):
             terminal.say(line)
         if absent:
             terminal.say(f"{terminal.mark('warning')} not ready: {', '.join(absent)}")
     return 0 if is_ready else 1
 
 
-async def _look(stack: Run) -> tuple[list[WorkerLease], dict[str, WorkerLoad]]:
+async def _look(stack: Run) -> tuple[list[WorkerLease], dict[str, WorkerLoad], dict[str, str]]:
     async with visit(stack) as (bus, subjects):
         leases = await read_leases(bus, subjects)
         workers = {lease.instance for lease in leases if lease.role in ("prefill", "decode")}
-        loads = await read_loads(bus, subjects, workers)
-    return sorted(leases, key=lambda lease: (_ROLE_ORDER.index(lease.role), lease.name)), loads
+        loads, models = await asyncio.gather(read_loads(bus, subjects, workers), read_model_names(bus, subjects))
+    return sorted(leases, key=lambda lease: (_ROLE_ORDER.index(lease.role), lease.name)), loads, models
 
 
-def _row(lease: WorkerLease, load: WorkerLoad | None, now_ns: int) -> tuple[str, ...]:
+def _row(lease: WorkerLease, load: WorkerLoad | None, models: Mapping[str, str], now_ns: int) -> tuple[str, ...]:
     kv = f"{share_text(load.num_used_blocks / load.num_blocks)} of {load.num_blocks}" if load and load.num_blocks else "–"
     return (
         lease.name,
         lease.instance,
         lease.state,
-        lease.model or "–",
+        models.get(lease.model or "", lease.model or "–"),
         f"{load.num_running} run {load.num_waiting} wait" if load else "–",
         kv,
         _speed(load),
@@ -81,7 +81,7 @@ def _json(stack: Run, leases: list[WorkerLease], loads: dict[str, WorkerLoad], i
         for lease in leases
     ]
     answer = {
-        "run": stack.folder.name,
+        "run": stack.title,
         "ready": is_ready,
         "state": stack.state,
         "http_url": stack.http_url,

@@ -18,8 +18,11 @@ import msgspec
 from services.console.announce import header, ready_block
 from services.console.board import Board
 from services.console.broker import prepare_broker
+from services.console.bus_findings import clock_findings
+from services.console.bus_look import nats_clock_s
 from services.console.child import ChildSpec
-from services.console.fleet_view import taken_numbers
+from services.console.fleet_view import taken_numbers, visit
+from services.console.last_start import FailedStart, forget_failed_start, note_failed_start
 from services.console.model_phase import fetch_model
 from services.console.obituary import Obituaries
 from services.console.options import UpOptions, parse_options
@@ -101,6 +104,7 @@ class Up:
         self._board.close()
         self._terminal.say("\n" + ready_block(self._run, self._board.elapsed_s))
         self._update(state="ready")
+        forget_failed_start(root)
 
     async def _warm(self, file: Path, http_url: str) -> None:
         loop = asyncio.get_running_loop()
@@ -132,9 +136,17 @@ class Up:
         numbers = await taken_numbers(self._run, provision=not self._options.is_joining)
         if not broker.spec:
             self._board.done("nats", broker.detail)
+            await self._check_clock(self._run)
         self._obituaries = Obituaries(self._run, broker.users)
         place = msgspec.structs.replace(place, nats_url=broker.url, nats_users=broker.users, nats_creds=broker.creds)
         return place, numbers
+
+    async def _check_clock(self, run: Run) -> None:
+        """A NATS that is there already may be another machine's, whose clock dates what comes from there."""
+        async with visit(run) as (bus, subjects):
+            offset_s = await nats_clock_s(bus, subjects)
+        for finding in clock_findings({} if offset_s is None else {"NATS": offset_s}):
+            self._board.say("warning", f"{finding.text}. {finding.remedy}")
 
     @contextlib.contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -170,6 +182,8 @@ class Up:
         name, cause = (error.name, error.cause) if isinstance(error, ChildFault) else (self._phase_name, error.message)
         self._board.failed(name, cause)
         self._board.close()
+        failed = FailedStart(at_s=time.time(), phase=name, message=cause, remedy=error.remedy)
+        note_failed_start(state_dir(self._options.state_dir), failed)
         for line in error.remedy.splitlines():
             self._terminal.say(f"    {line}")
         if self._run:

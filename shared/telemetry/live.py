@@ -24,6 +24,9 @@ CLOSE_S = 2.0
 MAX_LABEL_SETS = 1000
 """More of one instrument than this would let a label that runs wild eat the memory: the rest is counted as `other`."""
 
+WILDCARDS = ("", "0.0.0.0", "::")
+"""Hosts that mean every interface: good to listen on, of no use to whoever wants to connect."""
+
 M = TypeVar("M", bound=MetricWrapperBase)
 Key = tuple[object, ...]
 """(name, *label pairs as the caller ordered them): one dictionary look-up finds the series, whatever the order."""
@@ -77,7 +80,7 @@ class LiveTelemetry(Telemetry):
             raise EnvironmentFault(
                 f"/metrics cannot listen on {host}:{port}: {reason}", remedy="Set SS_METRICS_PORT, or 0 for any"
             ) from error
-        self.address = f"{host}:{self._server.port}"
+        self.address = f"{reachable(host)}:{self._server.port}"
 
     async def close(self) -> None:
         await asyncio.to_thread(self._close)
@@ -121,6 +124,13 @@ class LiveTelemetry(Telemetry):
         if metric is None:
             metric = self._metrics[instrument.name] = _make(instrument, self.registry)
         return metric
+
+
+def reachable(host: str) -> str:
+    """What others call the machine that listens on `host`: of every interface, by its name (a container's is known on its networks)."""
+    if host in WILDCARDS:
+        return socket.gethostname()
+    return f"[{host}]" if ":" in host else host
 
 
 def _make(instrument: Instrument, registry: prometheus_client.CollectorRegistry) -> MetricWrapperBase:

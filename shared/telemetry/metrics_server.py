@@ -12,6 +12,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 
+from shared.telemetry.clock import ASKED_AT, ClockCheck
+
 log = logging.getLogger(__name__)
 
 OPENMETRICS = "application/openmetrics-text"
@@ -21,6 +23,8 @@ class MetricsServer:
     """Serves `registry` as text, or as OpenMetrics (which has exemplars) to whoever takes that. OSError if the port is taken."""
 
     def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
+        clock = ClockCheck()
+
         class Handler(BaseHTTPRequestHandler):
             timeout = 10
 
@@ -28,6 +32,7 @@ class MetricsServer:
                 if self.path.split("?")[0] != "/metrics":
                     self.send_error(404, "only /metrics is served here")
                     return
+                clock.asked(self.headers.get(ASKED_AT, ""), self.client_address[0])
                 content_type, body = expose(registry, self.headers.get("accept", ""))
                 with suppress(ConnectionError):  # a scraper that hangs up is no fault of ours
                     self.send_response(200)

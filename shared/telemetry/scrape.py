@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 import urllib.request
 from collections import defaultdict
 from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
+
+from shared.telemetry.clock import ASKED_AT
 
 TIMEOUT_S = 2.0
 
@@ -45,7 +48,8 @@ class Page:
 
 def read_page(address: str) -> Page:
     """The page at host:port. Raises OSError."""
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=TIMEOUT_S) as response:
+    request = urllib.request.Request(f"http://{address}/metrics", headers={ASKED_AT: repr(time.time())})
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
         return parse_page(response.read().decode())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from shared.errors import EnvironmentFault
 from shared.telemetry.telemetry import Span
 
 MAX_FILE_BYTES = 64 * 2**20
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class TraceLine(msgspec.Struct, frozen=True, gc=False):
@@ -31,7 +33,7 @@ class TraceLine(msgspec.Struct, frozen=True, gc=False):
 
 
 class TraceFile:
-    """`<trace_dir>/<name>.jsonl`, appended to. At 64 MiB it becomes `<name>.jsonl.1` in place of the last one."""
+    """`<trace_dir>/<name>.jsonl`, appended to. At 64 MiB it becomes `<name>.jsonl.1` in place of the last one; on a full disk both go."""
 
     label = "trace_file"
 
@@ -56,11 +58,22 @@ class TraceFile:
             self._path.replace(self._path.with_name(self._path.name + ".1"))
             os.close(self._fd)
             self._fd, self._num_bytes = self._open(), 0
-        os.write(self._fd, data)  # one call: lines of two processes in one file never mix
+        try:
+            os.write(self._fd, data)  # one call: lines of two processes in one file never mix
+        except OSError as error:
+            if error.errno in _FULL:
+                self._make_room()
+            raise
         self._num_bytes += len(data)
 
     def close(self) -> None:
         os.close(self._fd)
+
+    def _make_room(self) -> None:
+        """A disk is not kept full by old traces: what comes next is worth more."""
+        self._path.with_name(self._path.name + ".1").unlink(missing_ok=True)
+        os.ftruncate(self._fd, 0)
+        self._num_bytes = 0
 
     def _open(self) -> int:
         return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)

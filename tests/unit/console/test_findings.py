@@ -64,18 +64,16 @@ def test_a_missing_role_is_broken_or_only_slower() -> None:
     assert len(texts(found, "warning")) == 2
 
 
-def test_a_dead_process_a_silent_one_and_two_versions() -> None:
+def test_a_silent_process_and_two_versions() -> None:
     fleet = [*leases(*ROLES), *leases("decode", version="2")]
-    found = stack_findings(stack(router=2**22 + 1), fleet, pages(silent=("decode",)))
-    assert texts(found, "failed") == ["router has died and is not back yet", "decode does not answer on /metrics"]
+    found = stack_findings(stack(), fleet, pages(silent=("decode",)))
+    assert texts(found, "failed") == ["decode does not answer on /metrics"]
     assert texts(found, "warning")[-1] == "processes of several versions run: 1, 2"
 
 
-def test_a_process_that_stands_still_has_no_lease_and_is_counted() -> None:
+def test_a_process_without_a_lease_is_counted() -> None:
     found = stack_findings(stack(nats=PID, router=PID, decode=PID), leases(*[role for role in ROLES if role != "router"]), pages())
     assert found[0].state == "warning" and "5 of 6 processes are ready" in found[0].text
-    assert any(text.startswith(f"router runs (pid {PID}), but its lease has expired") for text in texts(found, "failed"))
-    assert not any(text.startswith("nats") for text in texts(found, "failed")), "NATS has no lease"
 
 
 @pytest.mark.parametrize("sign", findings._SIGNS, ids=lambda sign: sign[0])

@@ -1,18 +1,25 @@
 import os
 import socket
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from services.console import machine_findings
 from services.console.findings import Finding
-from services.console.machine_findings import environment_findings
+from services.console.machine_findings import container_findings, environment_findings
+from tests.support.otlp import Collector
 
 
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith(("SS_", "OTEL_"))]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_findings, "COLLECTOR_S", 0.5)
 
 
 def texts(found: list[Finding], state: str) -> list[str]:
@@ -58,11 +65,37 @@ def test_a_collector_is_tried_and_its_login_is_not_shown(tmp_path: Path, monkeyp
         assert not any("hunter2" in one.text for one in found)
         return next(one for one in found if one.text.startswith(("the collector", "OTEL")))
 
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        assert collector(f"http://bob:hunter2@127.0.0.1:{port}").state == "done"
+    with Collector() as sound:
+        answers = collector(sound.url.replace("//", "//bob:hunter2@"))
+        assert (answers.state, sound.spans) == ("done", []) and answers.text.endswith("answers"), answers.text
+        sound.status = 401
+        assert collector(sound.url).state == "done", "it wants a header, which the exporter may have"
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        silent = collector(f"http://bob:hunter2@127.0.0.1:{hanging.getsockname()[1]}")
+    assert silent.state == "warning" and "does not answer" in silent.text and silent.remedy
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))  # and does not listen
         away = collector(f"http://bob:hunter2@127.0.0.1:{deaf.getsockname()[1]}")
     assert away.state == "warning" and "cannot be reached" in away.text
     assert "is no address" in collector("127.0.0.1:4318").text
+
+
+def test_something_else_where_the_collector_should_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The port of OTLP over gRPC, for one."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def greet() -> None:
+            connection, _ = other.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"\x00\x00\x12\x04 no HTTP/1.1\r\n\r\n")
+
+        Thread(target=greet, daemon=True).start()
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{other.getsockname()[1]}")
+        [found] = [one for one in environment_findings(tmp_path) if "does not speak HTTP" in one.text]
+    assert "4318" in found.remedy
+
+
+def test_a_container_is_not_taken_for_the_machine() -> None:
+    """It has no nats-server, no compiler, no model and little shared memory, and none of that is a fault."""
+    assert [one for one in container_findings() if one.state != "done"] == []

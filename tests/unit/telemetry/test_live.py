@@ -8,7 +8,7 @@ import pytest
 
 from shared.errors import EnvironmentFault
 from shared.telemetry import propagation
-from shared.telemetry.live import MAX_LABEL_SETS, LiveTelemetry
+from shared.telemetry.live import MAX_LABEL_SETS, LiveTelemetry, reachable
 from shared.telemetry.metrics import sections_of
 
 
@@ -109,3 +109,11 @@ async def test_a_scraper_that_hangs_up_leaves_no_traceback(capfd: pytest.Capture
     assert "slipstream_router_queued" in scrape(telemetry)
     await telemetry.close()
     assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("host", "told"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", socket.gethostname()), ("::", socket.gethostname()), ("::1", "[::1]")]
+)
+def test_an_address_is_one_that_others_can_use(host: str, told: str) -> None:
+    """A container listens on every interface; what its lease says must lead there from the next one."""
+    assert reachable(host) == told

@@ -1,6 +1,8 @@
 """Spans in the file: whole lines, bounded."""
 
+import errno
 import json
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -67,3 +69,21 @@ def test_an_attribute_that_no_json_can_say_is_dropped_not_raised(tmp_path: Path,
     writer.begin_close()
     writer.join(10)
     assert drops == {"trace_file": 1}
+
+
+def test_a_full_disk_gets_its_room_back_and_takes_what_comes_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = TraceFile(tmp_path / "x.jsonl", "x", "11111111", max_bytes=1000)
+    for number in range(20):
+        file.write([make_span(f"old-{number}")])
+    assert (tmp_path / "x.jsonl.1").exists()
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
+        patched.setattr(os, "write", full)
+        file.write([make_span("lost")])
+    file.write([make_span("new")])
+    file.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["x.jsonl"]
+    assert [json.loads(line)["name"] for line in (tmp_path / "x.jsonl").read_text().splitlines()] == ["new"]
