@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from services.console.remedy import as_typed_here, logs_command
 from services.console.run_folder import add_run_flags, find_run_or_last, state_dir
 from services.console.terminal import Terminal
 from shared.errors import EnvironmentFault
@@ -48,7 +49,9 @@ def run(argv: Sequence[str]) -> int:
 
 
 def log_files(folder: Path, service: str) -> list[Path]:
-    """Those of one process, of all of a role, or all. EnvironmentFault that lists them if there is none."""
+    """Those of one process, of all of a role, or all. EnvironmentFault that lists them if there is none, or says who has them."""
+    if logs_command():
+        raise EnvironmentFault("the logs are not in this container", remedy=as_typed_here(f"slipstream logs {service}".rstrip()))
     files = sorted(folder.glob("*.log"))
     fit = [file for file in files if service in ("", file.stem, file.stem.rpartition("-")[0])]
     if not fit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,9 +11,11 @@ from pathlib import Path
 
 import msgspec
 
-from services.console.run_folder import add_run_flags, find_run_or_last, state_dir
+from services.console.fleet_view import read_leases, visit
+from services.console.run_folder import Run, add_run_flags, find_run_or_last, state_dir
 from services.console.terminal import Terminal
 from shared.errors import EnvironmentFault, SlipstreamError
+from shared.messages.fleet import WorkerLease
 from shared.telemetry.trace_file import TraceLine
 
 BAR = 40
@@ -34,7 +37,8 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="the spans, for scripts")
     add_run_flags(parser)
     options = parser.parse_args(argv)
-    folder = _folder(state_dir(options.state_dir), options.run)
+    stack = find_run_or_last(state_dir(options.state_dir), options.run)
+    folder = _folder(stack)
     terminal = Terminal()
     if options.list:
         for line in listed(list(read_spans(folder))):
@@ -46,14 +50,14 @@ def run(argv: Sequence[str]) -> int:
     if options.json:
         sys.stdout.write(msgspec.json.encode(spans).decode() + "\n")
     else:
-        for line in draw(spans, read_names(folder.parent), terminal):
+        for line in draw(spans, _names(stack, folder), terminal):
             terminal.say(line)
     return 0
 
 
-def _folder(root: Path, wanted: str) -> Path:
-    """The traces of the running stack, else of the last one."""
-    folder = find_run_or_last(root, wanted).folder / "traces"
+def _folder(stack: Run) -> Path:
+    """Where its traces lie."""
+    folder = stack.folder / "traces"
     if not folder.is_dir():
         raise EnvironmentFault(
             f"no trace files in {folder.parent}", remedy="With a collector, traces are there: OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -70,6 +74,22 @@ def read_spans(folder: Path) -> Iterator[TraceLine]:
                 yield decode(line)
             except msgspec.MsgspecError:
                 continue
+
+
+def _names(stack: Run, folder: Path) -> dict[str, str]:
+    """Instance → what people call it: from spans and logs; of a stack elsewhere, whose logs are not here, also from who is there now."""
+    names = {span.instance: span.service for span in read_spans(folder)} | read_names(folder.parent)
+    if not stack.is_elsewhere:
+        return names
+    try:
+        return names | {lease.instance: lease.name for lease in asyncio.run(_leases(stack))}
+    except SlipstreamError:
+        return names  # an id says less than a name, and is no fault of the trace
+
+
+async def _leases(stack: Run) -> list[WorkerLease]:
+    async with visit(stack) as (bus, subjects):
+        return await read_leases(bus, subjects)
 
 
 class _Speaker(msgspec.Struct, frozen=True):

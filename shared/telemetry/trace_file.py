@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 
 import msgspec
 
-from shared.errors import EnvironmentFault
 from shared.telemetry.telemetry import Span
+
+log = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 64 * 2**20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -33,7 +35,10 @@ class TraceLine(msgspec.Struct, frozen=True, gc=False):
 
 
 class TraceFile:
-    """`<trace_dir>/<name>.jsonl`, appended to. At 64 MiB it becomes `<name>.jsonl.1` in place of the last one; on a full disk both go."""
+    """`<trace_dir>/<name>.jsonl`, appended to. At 64 MiB it becomes `<name>.jsonl.1` in place of the last one; on a full disk both go.
+
+    A folder that cannot be written costs its spans and not the service: it is said at the start, and tried again at each batch.
+    """
 
     label = "trace_file"
 
@@ -42,41 +47,48 @@ class TraceFile:
         self._service = service
         self._instance = instance
         self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._fd: int | None = None
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = self._open()
         except OSError as error:
             reason = error.strerror or str(error)
-            raise EnvironmentFault(
-                f"traces cannot be written to {path}: {reason}", remedy="Set SS_TRACE_DIR to a writable folder"
-            ) from error
-        self._num_bytes = os.fstat(self._fd).st_size
+            log.warning("traces cannot be written to %s: %s", path, reason, extra={"remedy": "Set SS_TRACE_DIR to a writable folder"})
 
     def write(self, spans: Sequence[Span]) -> None:
+        """Raises OSError if they could not be written."""
+        fd = self._open() if self._fd is None else self._fd
         data = b"".join(self._line(span) for span in spans)
         if self._num_bytes and self._num_bytes + len(data) > self._max_bytes:
             self._path.replace(self._path.with_name(self._path.name + ".1"))
-            os.close(self._fd)
-            self._fd, self._num_bytes = self._open(), 0
+            os.close(fd)
+            self._fd = None
+            fd = self._open()
+        self._fd = fd
         try:
-            os.write(self._fd, data)  # one call: lines of two processes in one file never mix
+            os.write(fd, data)  # one call: lines of two processes in one file never mix
         except OSError as error:
             if error.errno in _FULL:
-                self._make_room()
+                self._make_room(fd)
             raise
         self._num_bytes += len(data)
 
     def close(self) -> None:
-        os.close(self._fd)
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
 
-    def _make_room(self) -> None:
+    def _make_room(self, fd: int) -> None:
         """A disk is not kept full by old traces: what comes next is worth more."""
         self._path.with_name(self._path.name + ".1").unlink(missing_ok=True)
-        os.ftruncate(self._fd, 0)
+        os.ftruncate(fd, 0)
         self._num_bytes = 0
 
     def _open(self) -> int:
-        return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._num_bytes = os.fstat(fd).st_size
+        return fd
 
     def _line(self, span: Span) -> bytes:
         line = TraceLine(

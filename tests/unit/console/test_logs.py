@@ -78,3 +78,10 @@ def test_a_file_that_was_made_anew_is_read_from_its_beginning(tmp_path: Path) ->
     fresh.write_text(line(3))
     fresh.replace(file)
     assert [one["time"][17:19] for one in tail.read()] == ["03"]
+
+
+def test_in_a_container_it_says_who_has_the_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SS_LOGS_COMMAND", "docker compose logs")
+    with pytest.raises(EnvironmentFault) as caught:
+        log_files(tmp_path, "router")
+    assert caught.value.remedy == "docker compose logs router"

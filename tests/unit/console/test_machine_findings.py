@@ -17,11 +17,6 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-@pytest.fixture(autouse=True)
-def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_findings, "COLLECTOR_S", 0.5)
-
-
 def texts(found: list[Finding], state: str) -> list[str]:
     return [one.text for one in found if one.state == state]
 
@@ -70,6 +65,7 @@ def test_a_collector_is_tried_and_its_login_is_not_shown(tmp_path: Path, monkeyp
         assert (answers.state, sound.spans) == ("done", []) and answers.text.endswith("answers"), answers.text
         sound.status = 401
         assert collector(sound.url).state == "done", "it wants a header, which the exporter may have"
+    monkeypatch.setattr(machine_findings, "COLLECTOR_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as hanging:
         silent = collector(f"http://bob:hunter2@127.0.0.1:{hanging.getsockname()[1]}")
     assert silent.state == "warning" and "does not answer" in silent.text and silent.remedy

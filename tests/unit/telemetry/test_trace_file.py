@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import EnvironmentFault
 from shared.telemetry.span_writer import SpanWriter
 from shared.telemetry.telemetry import Span
 from shared.telemetry.trace_file import TraceFile
@@ -55,11 +54,18 @@ def test_the_file_is_bounded(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "x.jsonl").read_text().splitlines()[-1])["name"] == "span-99"
 
 
-def test_a_folder_that_cannot_be_is_a_fault_at_the_start(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_costs_its_spans_and_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A volume that belongs to somebody else must not keep a service from starting."""
     (tmp_path / "file").touch()
-    with pytest.raises(EnvironmentFault, match="traces cannot be written") as caught:
-        TraceFile(tmp_path / "file" / "x.jsonl", "x", "11111111")
-    assert "SS_TRACE_DIR" in caught.value.remedy
+    file = TraceFile(tmp_path / "file" / "x.jsonl", "x", "11111111")
+    [record] = caplog.records
+    assert "traces cannot be written" in record.getMessage() and "SS_TRACE_DIR" in record.__dict__["remedy"]
+    with pytest.raises(OSError, match="file"):
+        file.write([make_span("lost")])
+    (tmp_path / "file").unlink()
+    file.write([make_span("kept")])
+    file.close()
+    assert json.loads((tmp_path / "file" / "x.jsonl").read_text())["name"] == "kept"
 
 
 def test_an_attribute_that_no_json_can_say_is_dropped_not_raised(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
