@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from services.console.bus_look import BusLook, Index, Stream
+from services.console.bus_look import BusLook, Index, Stream, StreamConfig
 from services.console.findings import Finding
 from services.console.terminal import age_text, size_text
 from shared.bus.spec import StreamSpec
@@ -16,20 +16,26 @@ from shared.telemetry.clock import SKEW_S
 NEAR = 0.8
 """Of a limit: worth a warning."""
 FULL = 0.95
+OTHER_VERSION = (
+    "What streams hold is made again: stop the stack and delete the stream (nats stream rm NAME), or NATS' data whole "
+    "(docker compose down, then docker volume rm slipstream_nats-data)"
+)
 
 
 def bus_findings(look: BusLook, leases: Sequence[WorkerLease], subjects: Subjects) -> list[Finding]:
     """Only what is not as it should be, except for one line that the streams are sound."""
-    return [*_streams(look.streams, leases, subjects), *_indexes(look.indexes, leases), *clock_findings(look.clocks_s)]
+    return [*_streams(look.streams, look.offline, leases, subjects), *_indexes(look.indexes, leases), *clock_findings(look.clocks_s)]
 
 
 # -- streams ---------------------------------------------------------------------------------------------------------------
-def _streams(streams: Mapping[str, Stream] | None, leases: Sequence[WorkerLease], subjects: Subjects) -> Iterator[Finding]:
+def _streams(
+    streams: Mapping[str, Stream] | None, offline: Mapping[str, str], leases: Sequence[WorkerLease], subjects: Subjects
+) -> Iterator[Finding]:
     if streams is None:
         yield Finding("warning", "NATS does not tell about its streams", "May the console's user ask? slipstream nats config")
         return
     specs = stream_specs(subjects)
-    found = [finding for spec in specs for finding in _stream(spec, streams.get(spec.name))]
+    found = [finding for spec in specs for finding in _stream(spec, streams.get(spec.name), offline.get(spec.name, ""))]
     found += _queues([streams[name] for name in (subjects.stream("prefill"), subjects.stream("decode")) if name in streams], leases)
     yield from found or [Finding("done", f"NATS has the {len(specs)} streams and buckets, none near its limit")]
     dead = streams.get(subjects.stream("dead"))
@@ -42,17 +48,27 @@ def _streams(streams: Mapping[str, Stream] | None, leases: Sequence[WorkerLease]
         )
 
 
-def _stream(spec: StreamSpec, stream: Stream | None) -> Iterator[Finding]:
+def other_rules(spec: StreamSpec, config: StreamConfig) -> Iterator[Finding]:
+    """A stream of another version: what NATS lets nobody change keeps the router from starting."""
+    if (config.retention, config.storage, config.discard) != (spec.retention, spec.storage, spec.discard):
+        yield Finding(
+            "failed",
+            f"stream {spec.name} is of another version, with other rules ({config.retention}, {config.storage}, discard {config.discard})",
+            OTHER_VERSION,
+        )
+
+
+def _stream(spec: StreamSpec, stream: Stream | None, offline: str) -> Iterator[Finding]:
+    if offline:
+        yield Finding(
+            "failed", f"stream {spec.name} is offline: {offline}", f"A newer NATS wrote it: start that one again. {OTHER_VERSION}"
+        )
+        return
     if stream is None:
         yield Finding("failed", f"stream {spec.name} is not there: somebody deleted it", "It is made again at a service's next start")
         return
     config, state = stream.config, stream.state
-    if (config.retention, config.storage, config.discard) != (spec.retention, spec.storage, spec.discard):
-        yield Finding(
-            "failed",
-            f"stream {spec.name} has other rules than this version's ({config.retention}, {config.storage}, discard {config.discard})",
-            "It is of another version: stop the stack, delete the stream (or NATS' data), start again",
-        )
+    yield from other_rules(spec, config)
     # What drops its oldest is full in the long run, and a bucket keeps the last of each key.
     for used, limit, text in (
         (state.bytes, config.max_bytes, f"{size_text(state.bytes)} of {size_text(config.max_bytes)}"),

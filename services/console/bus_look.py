@@ -52,7 +52,9 @@ class Stream(msgspec.Struct, frozen=True):
 
 
 class _StreamList(msgspec.Struct, frozen=True):
-    streams: list[Stream]
+    streams: list[Stream] | None = None
+    offline: dict[str, str] = {}
+    """Those that this server cannot serve, and why."""
 
 
 class BusLook(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +62,8 @@ class BusLook(msgspec.Struct, frozen=True, kw_only=True):
 
     streams: dict[str, Stream] | None
     """By name."""
+    offline: dict[str, str] = {}
+    """Stream that NATS has and cannot serve → why."""
     indexes: dict[str, Index | None]
     """Router's name → its index."""
     clocks_s: dict[str, float]
@@ -69,37 +73,47 @@ class BusLook(msgspec.Struct, frozen=True, kw_only=True):
 async def look_at_bus(bus: Bus, subjects: Subjects, leases: Sequence[WorkerLease]) -> BusLook:
     """Asks everything at once; a silent one costs 2 s."""
     routers = [lease for lease in leases if lease.role == "router"]
-    (streams, nats_clock_s), indexes, clocks_s = await asyncio.gather(
+    told, indexes, clocks_s = await asyncio.gather(
         _streams(bus, subjects),
         asyncio.gather(*(_index(bus, subjects, router) for router in routers)),
         _clocks(leases),
     )
     return BusLook(
-        streams=streams,
+        streams=told.streams,
+        offline=told.offline,
         indexes={router.name: index for router, index in zip(routers, indexes, strict=True)},
-        clocks_s=clocks_s | ({} if nats_clock_s is None else {"NATS": nats_clock_s}),
+        clocks_s=clocks_s | ({} if told.clock_s is None else {"NATS": told.clock_s}),
     )
 
 
 async def nats_clock_s(bus: Bus, subjects: Subjects) -> float | None:
     """How far NATS' clock is ahead of ours; None: it does not tell."""
-    return (await _streams(bus, subjects))[1]
+    return (await _streams(bus, subjects)).clock_s
 
 
-async def _streams(bus: Bus, subjects: Subjects) -> tuple[dict[str, Stream] | None, float | None]:
-    """Every stream by its name, the task queues with what each worker has waiting; and how far the server's clock is ahead."""
+class _Told(msgspec.Struct, frozen=True):
+    """What NATS says of its streams; `clock_s`: how far it is ahead."""
+
+    streams: dict[str, Stream] | None = None
+    offline: dict[str, str] = {}
+    clock_s: float | None = None
+
+
+async def _streams(bus: Bus, subjects: Subjects) -> _Told:
+    """Every stream by its name, the task queues with what each worker has waiting."""
     try:
         began_s = time.time()
         reply = await bus.request("$JS.API.STREAM.LIST", b"", timeout_s=TIMEOUT_S)
         middle_s = (began_s + time.time()) / 2
-        streams = {stream.config.name: stream for stream in msgspec.json.decode(reply.payload, type=_StreamList).streams}
+        told = msgspec.json.decode(reply.payload, type=_StreamList)
+        streams = {stream.config.name: stream for stream in told.streams or ()}
         for name in (subjects.stream("prefill"), subjects.stream("decode")):
             if name in streams:
                 detailed = await bus.request(f"$JS.API.STREAM.INFO.{name}", b'{"subjects_filter":">"}', timeout_s=TIMEOUT_S)
                 streams[name] = msgspec.json.decode(detailed.payload, type=Stream)
     except (BusError, msgspec.MsgspecError):
-        return None, None  # shown as a finding of its own
-    return streams, next((stream.ts.timestamp() - middle_s for stream in streams.values()), None)
+        return _Told()  # shown as a finding of its own
+    return _Told(streams, told.offline, next((stream.ts.timestamp() - middle_s for stream in streams.values()), None))
 
 
 async def _index(bus: Bus, subjects: Subjects, router: WorkerLease) -> Index | None:

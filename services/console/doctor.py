@@ -14,14 +14,15 @@ import msgspec
 from services.console.bus_findings import bus_findings
 from services.console.bus_look import BusLook, look_at_bus
 from services.console.cache_findings import cache_findings
-from services.console.findings import Finding, stack_findings
+from services.console.findings import Finding, show, stack_findings
 from services.console.fleet_view import read_leases, visit
 from services.console.last_start import failed_start_findings
 from services.console.machine_findings import container_findings, environment_findings
 from services.console.pages import Pages, read_pages
 from services.console.process_findings import process_findings, silent_findings
-from services.console.remedy import as_typed_here
+from services.console.remedy import logs_command
 from services.console.run_folder import Run, add_run_flags, find_run, is_elsewhere, live_runs, state_dir
+from services.console.store_check import noted_findings
 from services.console.terminal import Terminal
 from shared.errors import EnvironmentFault, SlipstreamError
 from shared.messages.fleet import WorkerLease
@@ -51,12 +52,6 @@ def run(argv: Sequence[str]) -> int:
     return 1 if any(finding.state == "failed" for found in findings.values() for finding in found) else 0
 
 
-def show(finding: Finding, terminal: Terminal) -> None:
-    terminal.say(f"  {terminal.mark(finding.state)} {finding.text}")
-    for line in as_typed_here(finding.remedy).splitlines():
-        terminal.say(f"      {line}")
-
-
 def examine(root: Path, parts: Sequence[str], wanted: str = "") -> dict[str, list[Finding]]:
     """Part → findings, in order. That no stack runs is a finding; which of several is meant must be said (EnvironmentFault)."""
     findings: dict[str, list[Finding]] = {}
@@ -75,19 +70,26 @@ def examine(root: Path, parts: Sequence[str], wanted: str = "") -> dict[str, lis
     try:
         looked = asyncio.run(_look(stack))
     except SlipstreamError as error:
-        silent = Finding("failed", f"the stack cannot be asked: {error.message}", error.remedy or "slipstream logs nats")
-        return findings | {part: [silent, *(process_findings(stack) if part == "stack" else [])] for part in asked}
+        remedies = ("docker compose ps -a", f"{logs_command()} setup nats") if logs_command() else (error.remedy, "slipstream logs nats")
+        silent = Finding("failed", f"the stack cannot be asked: {error.message.rstrip(': ')}", "\n".join(filter(None, remedies)))
+        return findings | {part: [silent, *(_without_nats(stack) if part == "stack" else [])] for part in asked}
     leases, pages, told = looked
     if "stack" in asked:
         findings["stack"] = [
             *stack_findings(stack, leases, pages),
-            *process_findings(stack),
+            *_without_nats(stack),
             *silent_findings(stack, leases),
             *bus_findings(told, leases, Subjects(stack.namespace)),
         ]
     if "cache" in asked:
         findings["cache"] = cache_findings(pages)
     return findings
+
+
+def _without_nats(stack: Run) -> list[Finding]:
+    """What is known of the stack without asking it."""
+    noted = noted_findings(stack.nats_password_file.parent) if stack.is_elsewhere and stack.nats_password_file else []
+    return [*noted, *process_findings(stack)]
 
 
 async def _look(stack: Run) -> tuple[list[WorkerLease], Pages, BusLook]:

@@ -7,7 +7,9 @@ from typing import Literal
 import msgspec
 
 from services.console.pages import Pages
+from services.console.remedy import as_typed_here
 from services.console.run_folder import Run
+from services.console.terminal import Terminal
 from shared.messages.fleet import WorkerLease
 
 State = Literal["done", "warning", "failed"]
@@ -21,6 +23,13 @@ class Finding(msgspec.Struct, frozen=True):
     state: State
     text: str
     remedy: str = ""
+
+
+def show(finding: Finding, terminal: Terminal) -> None:
+    """A line, and what to do below it."""
+    terminal.say(f"  {terminal.mark(finding.state)} {finding.text}")
+    for line in as_typed_here(finding.remedy).splitlines():
+        terminal.say(f"      {line}")
 
 
 def stack_findings(stack: Run, leases: list[WorkerLease], pages: Pages) -> list[Finding]:

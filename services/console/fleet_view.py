@@ -7,12 +7,13 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 
+from services.console.bus_findings import OTHER_VERSION
 from services.console.run_folder import Run
 from shared.bus.base import Bus
 from shared.bus.nats import connect
 from shared.bus.streams import provision as provision_streams
 from shared.config import ServiceConfig
-from shared.errors import MalformedMessage
+from shared.errors import BusError, EnvironmentFault, MalformedMessage
 from shared.messages.codec import decode
 from shared.messages.fleet import ModelCard, WorkerLease, WorkerLoad
 from shared.messages.subjects import Subjects
@@ -85,10 +86,16 @@ async def read_loads(bus: Bus, subjects: Subjects, instances: set[str], limit_s:
 
 
 async def taken_numbers(run: Run, *, provision: bool) -> dict[Role, int]:
-    """Make the streams and buckets (`provision`), or find for each role the first number that no running process has."""
+    """Make the streams and buckets (`provision`), or find for each role the first number that no running process has.
+
+    EnvironmentFault if NATS has streams of another version.
+    """
     async with visit(run) as (bus, subjects):
         if provision:
-            await provision_streams(bus, subjects)
+            try:
+                await provision_streams(bus, subjects)
+            except BusError as error:
+                raise EnvironmentFault(error.message, remedy=error.remedy or OTHER_VERSION) from error
             return {}
         leases = await read_leases(bus, subjects)
     first: dict[Role, int] = {}

@@ -9,7 +9,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from services.console.findings import Finding, show
 from services.console.run_folder import write_secret
+from services.console.store_check import note_findings, store_findings
+from services.console.terminal import Terminal
 from shared.bus.permissions import USERS, render_server_config
 from shared.errors import EnvironmentFault
 from shared.messages.subjects import Subjects
@@ -23,7 +26,8 @@ def run(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="slipstream secrets",
         description="Make one folder a NATS user with its password (and the cluster secret where it is needed), and nats/nats.conf with "
-        "all of them. What is there already stays: run it before every start.",
+        "all of them. What is there already stays: run it before every start. Then look at what the nats-server will find on its disk; "
+        "exit 3 if it cannot use that.",
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--namespace", default="ss")
@@ -35,7 +39,18 @@ def run(argv: Sequence[str]) -> int:
         owner = f"it must belong to uid {os.getuid()}, which this runs as"
         raise EnvironmentFault(f"{error.filename or options.folder}: {error.strerror}; {owner}", remedy="Remove the volume") from error
     sys.stdout.write(f"{options.folder}: {num_made} secrets made\n" if num_made else f"{options.folder}: all secrets are there\n")
-    return 0
+    findings = check_store(options.folder, Path(options.store_dir), Subjects(options.namespace))
+    terminal = Terminal()
+    for finding in findings:
+        show(finding, terminal)
+    return EnvironmentFault.exit_code if any(finding.state == "failed" for finding in findings) else 0
+
+
+def check_store(folder: Path, store_dir: Path, subjects: Subjects) -> list[Finding]:
+    """What is on the disk of the nats-server that is started next; written down for `doctor`."""
+    findings = store_findings(store_dir, subjects)
+    note_findings(folder / "console", findings)
+    return findings
 
 
 def make_secrets(folder: Path, namespace: str, store_dir: str) -> int:

@@ -75,6 +75,14 @@ def test_a_stream_that_is_gone_or_of_another_version() -> None:
     assert other.state == "failed" and "other rules" in other.text and "file" in other.text
 
 
+def test_a_stream_that_this_nats_cannot_serve_says_why() -> None:
+    """A newer server wrote it: it is in no list, and is not deleted either."""
+    streams = {name: stream for name, stream in sound().items() if name != "SS_USAGE"}
+    look = BusLook(streams=streams, offline={"SS_USAGE": "unsupported - required API level: 9"}, indexes={}, clocks_s={})
+    [found] = bus_findings(look, (DECODE, STORE), SUBJECTS)
+    assert found.state == "failed" and "SS_USAGE is offline: unsupported" in found.text and "newer NATS" in found.remedy
+
+
 def test_dead_letters_stay_a_finding_when_the_router_was_restarted() -> None:
     dead = filled(sound(), "SS_DEAD", messages=3, last_ts=NOW - timedelta(minutes=4))
     finding = find(dead)[-1]
