@@ -11,6 +11,7 @@ BENCHES = {
     "stack": "what the whole stack costs: first token and tokens per second on the simulated engine",
     "kv": "KV store: handoff between processes, tiers",
     "context": "sessions that return after their blocks left the device pool",
+    "telemetry": "what traces cost a request, with a collector that takes them, is dead or hangs",
     "kv-accuracy": "quality of compressed KV blocks on real text",
 }
 

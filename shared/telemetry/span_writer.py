@@ -15,6 +15,10 @@ QUEUE_SPANS = 8192
 BATCH_SPANS = 1024
 EVERY_S = 0.25
 COMPLAIN_EVERY_S = 60.0
+HANGS_S = 0.5
+"""A write that takes longer is not waited for at the end."""
+HOPELESS_S = 0.1
+"""What is waited at the end for a sink that does not work: a process that ends has better things to do."""
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +47,10 @@ class SpanWriter:
         self._queue: deque[Span] = deque()
         self._closing = threading.Event()
         self._complained_s = -COMPLAIN_EVERY_S
+        self._began_s: float | None = None
+        """When the write that runs now began."""
+        self._has_failed = False
+        """The last write did."""
         self._thread = threading.Thread(target=self._run, name=f"spans-{sink.label}", daemon=True)
         self._thread.start()
 
@@ -57,10 +65,17 @@ class SpanWriter:
         self._closing.set()
 
     def join(self, limit_s: float) -> None:
-        """Wait for that. A sink that hangs is left behind: the thread does not keep the process."""
-        self._thread.join(max(limit_s, 0.0))
+        """Wait for that; for a sink that does not work (its last write failed, or the present one hangs) hardly at all.
+
+        It is left behind then: the thread does not keep the process.
+        """
+        self._thread.join(min(max(limit_s, 0.0), HOPELESS_S) if self._is_hopeless() else max(limit_s, 0.0))
         if self._thread.is_alive():
             log.warning("spans were still on their way to the %s at the end; %d more were not sent", self._sink.label, len(self._queue))
+
+    def _is_hopeless(self) -> bool:
+        began_s = self._began_s
+        return self._has_failed or (began_s is not None and time.monotonic() - began_s > HANGS_S)
 
     def _run(self) -> None:
         while not self._closing.wait(EVERY_S):
@@ -71,11 +86,16 @@ class SpanWriter:
     def _flush(self) -> None:
         while self._queue:
             spans = [self._queue.popleft() for _ in range(min(len(self._queue), BATCH_SPANS))]
+            self._began_s = time.monotonic()
             try:
                 self._sink.write(spans)
+                self._has_failed = False
             except (OSError, ValueError, TypeError) as error:
                 self._on_drop(len(spans), self._sink.label)
                 self._complain(error)
+                self._has_failed = True
+            finally:
+                self._began_s = None
 
     def _complain(self, error: Exception) -> None:
         if time.monotonic() - self._complained_s > COMPLAIN_EVERY_S:

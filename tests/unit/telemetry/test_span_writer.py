@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
 import pytest
 
+from shared.telemetry import span_writer
 from shared.telemetry.live import LiveTelemetry
 from shared.telemetry.span_writer import BATCH_SPANS, SpanWriter
 from shared.telemetry.telemetry import Span
@@ -95,3 +97,33 @@ async def test_a_sink_that_hangs_keeps_no_span_from_another() -> None:
     hanging.gate.set()
     await telemetry.close()
     assert sum(fine.batches) == sum(hanging.batches) == 2
+
+
+@pytest.mark.timeout(20)
+def test_a_sink_that_hangs_or_failed_is_not_waited_for_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each service of a stack would hold up its stop by what the collector's time-out is."""
+    monkeypatch.setattr(span_writer, "HANGS_S", 0.0)
+    hanging, drops = GatedSink(), Counter[str]()
+    writer = SpanWriter(hanging, counted(drops))
+    writer.put(SPAN)
+    assert hanging.entered.wait(10)
+    writer.begin_close()
+    writer.join(60)
+    assert not hanging.is_closed
+    hanging.gate.set()
+
+    monkeypatch.setattr(span_writer, "HANGS_S", 60.0)
+    broken = FullDisk()
+    broken.gate.set()
+    writer = SpanWriter(broken, counted(drops))
+    writer.put(SPAN)
+    while not drops:
+        time.sleep(0.01)
+    broken.gate.clear()
+    broken.entered.clear()
+    writer.put(SPAN)
+    assert broken.entered.wait(10)
+    writer.begin_close()
+    writer.join(60)
+    assert not broken.is_closed
+    broken.gate.set()
