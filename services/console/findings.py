@@ -35,7 +35,7 @@ def show(finding: Finding, terminal: Terminal) -> None:
 def stack_findings(stack: Run, leases: list[WorkerLease], pages: Pages) -> list[Finding]:
     ready = [lease for lease in leases if lease.state == "ready"]
     # Those of other machines and of guests have leases alone; our own children are known without one.
-    names = {lease.name for lease in leases} | (stack.services.keys() - {"nats"})
+    names = {lease.name for lease in leases} | ({*stack.services, *stack.away} - {"nats"})
     state: State = "done" if len(ready) == len(names) else "warning"
     found = [Finding(state, f"{stack.title}: {len(ready)} of {len(names)} processes are ready", "" if state == "done" else "see below")]
     roles = {lease.role for lease in ready}

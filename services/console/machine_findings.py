@@ -16,7 +16,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from services.console.broker import find_server
 from services.console.findings import Finding
-from services.console.preflight import file_system, port_holder
+from services.console.preflight import file_system, foreign, port_holder
 from services.console.terminal import size_text, without_login
 from shared.engine.config import EngineConfig
 from shared.engine.model.loader import KNOWN_MODELS
@@ -97,10 +97,10 @@ def _model() -> Finding:
 
 
 def _room(what: str, folder: Path) -> Finding:
-    above = next(path for path in (folder, *folder.parents) if path.exists())
+    above = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     free = shutil.disk_usage(above).free
     if not os.access(above, os.W_OK):
-        return Finding("failed", f"{what}: {above} cannot be written", "Name another folder: SS_CACHE_DIR, SS_STATE_DIR")
+        return Finding("failed", f"{what}: {foreign(above)}", "Name another folder: SS_CACHE_DIR, SS_STATE_DIR")
     if free < LITTLE_BYTES:
         return Finding(
             "warning", f"{what}: {folder} has {size_text(free)} left", "Make room, or name another folder: SS_CACHE_DIR, SS_STATE_DIR"
@@ -112,6 +112,8 @@ def _shared_memory() -> Finding:
     folder = Path(os.environ.get("SS_KV_DIR", "/dev/shm"))  # it is where arenas lie
     if not folder.is_dir():
         return Finding("failed", f"{folder} is no folder", "mount -t tmpfs tmpfs PATH, then SS_KV_DIR=PATH")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return Finding("failed", f"the DRAM tier's place: {foreign(folder)}", "Set SS_KV_DIR to a folder on tmpfs that is yours")
     kind, free = file_system(folder), shutil.disk_usage(folder).free
     if kind != "tmpfs":
         return Finding("failed", f"{folder} lies on {kind}, not on tmpfs", "mount -t tmpfs tmpfs PATH, then SS_KV_DIR=PATH")

@@ -67,7 +67,9 @@ def port_holder(port: int) -> str:
 
 
 def check_shared_memory(folder: Path, num_hosts: int, arena_bytes: int) -> None:
-    """EnvironmentFault unless `folder` lies on tmpfs with room for the arenas."""
+    """EnvironmentFault unless `folder` lies on tmpfs, is ours to write, and has room for the arenas."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise EnvironmentFault(foreign(folder), remedy="Set SS_KV_DIR to a folder on tmpfs that is yours")
     kind = file_system(folder)
     if kind not in ("tmpfs", "ramfs", "hugetlbfs"):
         raise EnvironmentFault(
@@ -83,6 +85,14 @@ def check_shared_memory(folder: Path, num_hosts: int, arena_bytes: int) -> None:
             f"{folder} has {size_text(free)} free, {hosts}{size_text(arena_bytes)} asked for",
             remedy=f"Ask for less: slipstream up --kv-dram {fits}M    or give {folder} more (docker: --shm-size)",
         )
+
+
+def foreign(folder: Path) -> str:
+    """Why a folder cannot be written: whose it is, and who asks."""
+    try:
+        return f"{folder} cannot be written: it belongs to uid {folder.stat().st_uid}, and this runs as uid {os.getuid()}"
+    except OSError as error:
+        return f"{folder} cannot be written: {error.strerror}"
 
 
 def file_system(folder: Path) -> str:

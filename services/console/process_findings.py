@@ -68,11 +68,11 @@ def last_complaint(log: Path) -> Complaint | None:
 
 
 def _dead(stack: Run) -> Iterator[Finding]:
-    for name, pid in sorted(stack.services.items()):
-        if process_start(pid) is None:
-            why, remedy = _why(stack, name)
-            remedies = (remedy, f"slipstream logs {name}")
-            yield Finding("failed", f"{name} has died and is not back yet{why}", "\n".join(filter(None, remedies)))
+    ended = [name for name, pid in stack.services.items() if process_start(pid) is None]
+    for name in sorted({*ended, *stack.away}):
+        why, remedy = _why(stack, name)
+        remedies = (remedy, f"slipstream logs {name}")
+        yield Finding("failed", f"{name} has died and is not back yet{why}", "\n".join(filter(None, remedies)))
 
 
 def _why(stack: Run, name: str) -> tuple[str, str]:

@@ -50,6 +50,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     state: str = "starting"
     services: dict[str, int] = {}
     """Name → pid, as of now."""
+    away: list[str] = []
+    """Those between two lives: they have ended and are not started again yet."""
 
     @property
     def is_elsewhere(self) -> bool:

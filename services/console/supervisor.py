@@ -59,6 +59,11 @@ class Supervisor:
     def pids(self) -> dict[str, int]:
         return {name: child.pid for name, child in self.children.items() if child.pid}
 
+    @property
+    def away(self) -> list[str]:
+        """Those that have ended and wait to be started again."""
+        return [name for name, child in self.children.items() if not child.pid]
+
     async def start(self, specs: Sequence[ChildSpec]) -> None:
         """Start all of `specs` together; returns when each is ready. The first that cannot start raises ChildFault."""
         ready = [asyncio.get_running_loop().create_future() for _ in specs]

@@ -30,7 +30,7 @@ from services.console.place import check_arenas, choose_http_port, prepare_place
 from services.console.run_folder import Run, state_dir, write_run
 from services.console.selftest import self_test
 from services.console.supervisor import ChildFault, Supervisor
-from services.console.terminal import Terminal, home_text
+from services.console.terminal import Terminal, home_text, without_login
 from services.console.threads import in_daemon_thread
 from services.console.topology import Place, service_specs
 from services.console.warm import read_requests, warm_up
@@ -180,6 +180,7 @@ class Up:
 
     def _fail(self, error: SlipstreamError) -> None:
         name, cause = (error.name, error.cause) if isinstance(error, ChildFault) else (self._phase_name, error.message)
+        cause = without_login(cause)
         self._board.failed(name, cause)
         self._board.close()
         failed = FailedStart(at_s=time.time(), phase=name, message=cause, remedy=error.remedy)
@@ -216,5 +217,5 @@ class Up:
     def _write_run(self) -> None:
         assert self._run
         if self._supervisor:
-            self._run = msgspec.structs.replace(self._run, services=self._supervisor.pids)
+            self._run = msgspec.structs.replace(self._run, services=self._supervisor.pids, away=self._supervisor.away)
         write_run(self._run)

@@ -44,6 +44,11 @@ class Compose:
     def containers(self, service: str) -> list[str]:
         return self.run("ps", "-q", service).stdout.split()
 
+    def volume(self, name: str) -> Path:
+        """Where the engine keeps a volume of this project, on this machine."""
+        command = ["docker", "volume", "inspect", "-f", "{{.Mountpoint}}", f"{self.environ['COMPOSE_PROJECT_NAME']}_{name}"]
+        return Path(subprocess.run(command, env=self.environ, capture_output=True, text=True, check=True).stdout.strip())
+
     def inspect(self, container: str, what: str) -> str:
         command = ["docker", "inspect", "-f", what, container]
         return subprocess.run(command, env=self.environ, capture_output=True, text=True, check=True).stdout.strip()

@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from services.console.findings import Finding
@@ -53,6 +54,11 @@ def test_a_dead_process_is_told_with_its_own_last_words(tmp_path: Path) -> None:
         "router has died and is not back yet: /metrics cannot listen on 127.0.0.1:9: taken",
         "Set SS_METRICS_PORT\nslipstream logs router",
     )
+
+
+def test_one_that_waits_to_be_started_again_is_dead_meanwhile(tmp_path: Path) -> None:
+    waiting = msgspec.structs.replace(stack(tmp_path, gateway=PID), away=["router"])
+    assert [one.text for one in process_findings(waiting)] == ["router has died and is not back yet"]
 
 
 def test_one_that_left_no_word_is_dead_all_the_same(tmp_path: Path) -> None:
