@@ -1,15 +1,17 @@
-"""`slipstream bench telemetry`: what traces cost a request, and what they cost while the collector is dead or hangs.
+"""`slipstream bench telemetry`: what traces cost a request, also while the collector is dead or hangs.
 
 One stack on the simulated engine, whose own time is zero, so that nothing hides the cost: every request goes through prefill and the KV
-store and leaves seven spans. Its collector is switched between rounds; each round measures all four ways in an order of its own, so that
-what else the machine does falls on all of them:
+store and leaves seven spans. Its collector is switched from block to block; a round is a block of each kind, in an order of its own:
 
-  untraced   the caller's traceparent says "not sampled": no span is made
+  control    nothing is traced
   takes      a collector that takes what comes
   dead       nobody listens
   hangs      it takes connections and never answers
 
-Ratios are taken within a round; shown is their median, with the 95 % confidence interval that their order alone gives.
+In a block a traced request and one that is not ("not sampled", says its traceparent) follow each other in random order, again and again:
+what else the machine does falls on both. `traced_by_untraced_*` is the median of their ratios (of two untraced ones in `control`, which
+says how much to believe). What the exporter does beside the requests is looked at as CPU time of all services a request, kind against
+kind. Each figure is the median over the rounds, with the 95 % confidence interval that their order alone gives.
 """
 
 from __future__ import annotations
@@ -18,29 +20,30 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import random
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import comb
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from loadtest.client import Client
-from loadtest.local_stack import local_stack
+from loadtest.local_stack import LocalStack, local_stack
 
-WAYS = ("untraced", "takes", "dead", "hangs")
-BLOCK_S = 2.0
-"""One way in one round: some hundreds of requests. A collector's time-out is as long, so that `hangs` has its effect in every block."""
+KINDS = ("control", "takes", "dead", "hangs")
+BLOCK_S = 4.0
+"""Twice a collector's time-out, so that `hangs` has its effect in every block."""
 SETTLE_S = 0.7
 """After a switch, with requests that do not count: what was queued for the collector of before is gone."""
 PROMPT_TOKENS = 32
 WARM_UP_S = 6.0
 FLAGS = ("--device", "sim", "--kv-dram", "128M")
-NOT_SAMPLED = "00-{:032x}-00000000000000c1-00"
+NOT_SAMPLED = f"00-{1:032x}-{1:016x}-00"
 
 
 class Row(NamedTuple):
@@ -86,63 +89,117 @@ def median_with_interval(values: Sequence[float]) -> tuple[float, float, float]:
     return statistics.median(ordered), ordered[rank], ordered[-1 - rank]
 
 
-async def _requests(client: Client, seconds: float, way: str, rng: random.Random) -> list[float]:
-    """One after the other for so long: milliseconds from sending to the end of each."""
-    until_s, took_ms = time.monotonic() + seconds, []
-    while time.monotonic() < until_s:
-        prompt = [rng.randrange(1_000, 40_000) for _ in range(PROMPT_TOKENS)]
+class Block(NamedTuple):
+    """What one block measured."""
+
+    traced_ms: list[float]
+    untraced_ms: list[float]
+    """The two of a pair have the same place."""
+    cpu_ms: float
+    """Of all services, a request."""
+
+    @property
+    def ratio(self) -> float:
+        return statistics.median(one / other for one, other in zip(self.traced_ms, self.untraced_ms, strict=True))
+
+
+class Load:
+    """One stack and its collector."""
+
+    def __init__(self, stack: LocalStack, collector: Collector) -> None:
+        self._collector = collector
+        self._pids = [pid for name, pid in stack.describe()["services"].items() if name != "nats"]
+        self._rng = random.Random(52)
+        self._traced = Client(stack.url)
+        self._untraced = Client(stack.url, headers={"traceparent": NOT_SAMPLED})
+
+    async def block(self, kind: str) -> Block:
+        """Switch the collector, let that settle, then measure. RuntimeError if a request fails, or the collector is not as it should be."""
+        num_before = self._collector.be("takes" if kind == "control" else kind)
+        first = self._untraced if kind == "control" else self._traced
+        await self._pairs(first, SETTLE_S)
+        cpu_s = self._cpu_s()
+        pairs = await self._pairs(first, BLOCK_S)
+        cpu_ms = (self._cpu_s() - cpu_s) * 1e3 / (2 * len(pairs))
+        num_batches = self._collector.be("takes" if kind == "control" else kind) - num_before
+        if (num_batches > 0) != (kind in ("takes", "hangs")) and kind != "control":
+            raise RuntimeError(f"{kind}: {num_batches} batches reached the collector")
+        return Block([pair[0] for pair in pairs], [pair[1] for pair in pairs], cpu_ms)
+
+    async def warm_up(self) -> None:
+        await self._pairs(self._traced, WARM_UP_S)
+
+    async def close(self) -> None:
+        await self._traced.close()
+        await self._untraced.close()
+
+    async def _pairs(self, first: Client, seconds: float) -> list[tuple[float, float]]:
+        """For so long: ms of a request of `first` and of an untraced one, in random order."""
+        until_s, pairs = time.monotonic() + seconds, []
+        while time.monotonic() < until_s:
+            if self._rng.random() < 0.5:
+                one, other = await self._request(first), await self._request(self._untraced)
+            else:
+                other, one = await self._request(self._untraced), await self._request(first)
+            pairs.append((one, other))
+        return pairs
+
+    async def _request(self, client: Client) -> float:
+        prompt = [self._rng.randrange(1_000, 40_000) for _ in range(PROMPT_TOKENS)]
         body: dict[str, Any] = {"model": "smollm2-135m", "prompt": prompt, "max_tokens": 1, "ignore_eos": True}
         outcome = await client.generate("/v1/completions", body)
         if not outcome.is_ok:
-            raise RuntimeError(f"{way}: {outcome.status} {outcome.error}")
-        took_ms.append(outcome.e2e_ms)
-    return took_ms
+            raise RuntimeError(f"{outcome.status} {outcome.error}")
+        return outcome.e2e_ms
+
+    def _cpu_s(self) -> float:
+        """What the services have used so far."""
+        ticks = 0
+        for pid in self._pids:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
 
 
-async def _rounds(url: str, collector: Collector, num_rounds: int) -> dict[str, list[list[float]]]:
-    """Way → a list a round of what its requests took."""
-    rng = random.Random(52)
-    clients = {way: Client(url, headers={"traceparent": NOT_SAMPLED.format(1)} if way == "untraced" else None) for way in WAYS}
-    await _requests(clients["takes"], WARM_UP_S, "takes", rng)
-    took: dict[str, list[list[float]]] = {way: [] for way in WAYS}
-    for _ in range(num_rounds):
-        for way in rng.sample(WAYS, len(WAYS)):
-            before = collector.be("takes" if way == "untraced" else way)
-            await _requests(clients[way], SETTLE_S, way, rng)
-            took[way].append(await _requests(clients[way], BLOCK_S, way, rng))
-            after = collector.be("takes" if way == "untraced" else way)
-            if (after > before) != (way in ("takes", "hangs")) and way != "untraced":
-                raise RuntimeError(f"{way}: {after - before} batches reached the collector")
-    for client in clients.values():
-        await client.close()
-    return took
+async def _rounds(stack: LocalStack, collector: Collector, num_rounds: int) -> list[dict[str, Block]]:
+    load, rng = Load(stack, collector), random.Random(53)
+    await load.warm_up()
+    rounds = [{kind: await load.block(kind) for kind in rng.sample(KINDS, len(KINDS))} for _ in range(num_rounds)]
+    await load.close()
+    return rounds
 
 
-def _compared(took: dict[str, list[list[float]]]) -> Iterator[Row]:
-    """Medians and means of a block, each way beside the others of its round."""
-    for name, middle in (("p50", statistics.median), ("mean", statistics.fmean)):
-        figure = {way: [middle(block) for block in blocks] for way, blocks in took.items()}
-        for way in WAYS:
-            yield Row(f"{name}_{way}", statistics.median(figure[way]), "ms")
-        pairs = [("takes", "untraced"), ("dead", "untraced"), ("hangs", "untraced"), ("dead", "takes"), ("hangs", "takes")]
-        for way, beside in pairs:
-            ratios = [one / other for one, other in zip(figure[way], figure[beside], strict=True)]
-            for suffix, value in zip(("", "_low", "_high"), median_with_interval(ratios), strict=True):
-                yield Row(f"{name}_{way}_by_{beside}{suffix}", value, "ratio")
+def compared(rounds: Sequence[Mapping[str, Block]]) -> Iterator[Row]:
+    """Figures of the kinds, and kinds beside `control` and beside `takes` of the same round."""
+    for kind in KINDS:
+        yield Row(f"p50_{kind}", statistics.median(statistics.median(one[kind].traced_ms) for one in rounds), "ms")
+    for kind in KINDS:
+        yield from _with_interval(f"traced_by_untraced_{kind}", [one[kind].ratio for one in rounds])
+    yield Row("cpu_control", statistics.median(one["control"].cpu_ms for one in rounds), "ms")
+    # Of a block's requests half are traced: what they cost more than the others of the block is twice what the block costs more.
+    yield from _with_interval("cpu_traced_by_untraced", [2 * one["takes"].cpu_ms / one["control"].cpu_ms - 1 for one in rounds])
+    for kind in ("dead", "hangs"):
+        yield from _with_interval(f"cpu_{kind}_by_takes", [one[kind].cpu_ms / one["takes"].cpu_ms for one in rounds])
+    for kind in ("dead", "hangs"):
+        medians = [statistics.median(one[kind].traced_ms) / statistics.median(one["takes"].traced_ms) for one in rounds]
+        yield from _with_interval(f"p50_{kind}_by_takes", medians)
 
 
-def _stops(folder: Path, way: str) -> float:
-    """Seconds that a stack takes to stop after some requests, with the collector as `way` says."""
+def _with_interval(name: str, values: Sequence[float]) -> Iterator[Row]:
+    for suffix, value in zip(("", "_low", "_high"), median_with_interval(values), strict=True):
+        yield Row(f"{name}{suffix}", value, "ratio")
+
+
+def _stops(folder: Path, kind: str) -> float:
+    """Seconds that a stack takes to stop after some requests, with the collector as `kind` says."""
+
+    async def some(load: Load) -> None:
+        await load.warm_up()
+        await load.close()
+
     with _collector() as collector, local_stack(folder, *FLAGS, environ=_environ(collector)) as stack:
-        collector.be(way)
-        client_rng = random.Random(way)
-
-        async def some() -> None:
-            client = Client(stack.url)
-            await _requests(client, 3.0, way, client_rng)
-            await client.close()
-
-        asyncio.run(some())
+        collector.be(kind)
+        asyncio.run(some(Load(stack, collector)))
         began_s = time.monotonic()
         stack.stop()
         return time.monotonic() - began_s
@@ -155,8 +212,8 @@ def _environ(collector: Collector) -> dict[str, str]:
 def measure(folder: Path, num_rounds: int) -> list[Row]:
     """All rows."""
     with _collector() as collector, local_stack(folder / "switched", *FLAGS, environ=_environ(collector)) as stack:
-        rows = list(_compared(asyncio.run(_rounds(stack.url, collector, num_rounds))))
-    rows += [Row(f"stop_{way}", _stops(folder / way, way), "s") for way in ("takes", "dead", "hangs")]
+        rows = list(compared(asyncio.run(_rounds(stack, collector, num_rounds))))
+    rows += [Row(f"stop_{kind}", _stops(folder / kind, kind), "s") for kind in ("takes", "dead", "hangs")]
     return [*rows, Row("rounds", num_rounds, "count")]
 
 
@@ -165,7 +222,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="slipstream bench telemetry", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=20, help="each takes 11 s (default 20)")
+    parser.add_argument("--rounds", type=int, default=20, help="each takes 19 s (default 20)")
     parser.add_argument("--json", action="store_true", help="rows of name, value and unit, for scripts")
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as folder:

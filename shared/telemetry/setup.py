@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Mapping
 
 from shared.config import ServiceConfig
+from shared.errors import EnvironmentFault
 from shared.telemetry.live import LiveTelemetry
 from shared.telemetry.metrics import sections_of
 from shared.telemetry.span_writer import SpanSink
@@ -20,9 +21,12 @@ def open_telemetry(config: ServiceConfig, role: Role, instance: str, version: st
     if config.trace_dir is not None:
         sinks.append(TraceFile(config.trace_dir / f"{name}.jsonl", name, instance))
     if environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
-        # Not at the top of the file: the SDK and its HTTP client take longer to import than the rest of a service.
+        # Not at the top of the file: protobuf and its messages are of no use to a service without a collector.
         otlp = importlib.import_module("shared.telemetry.otlp")
-        sinks.append(otlp.OtlpSink(name, instance, role, version))
+        try:
+            sinks.append(otlp.OtlpSink(name, instance, role, version, environ))
+        except (ValueError, OSError) as error:
+            raise EnvironmentFault(f"no collector can be used: {error}", remedy="Mend or unset OTEL_EXPORTER_OTLP_ENDPOINT") from error
     telemetry = LiveTelemetry(sinks, sections_of(role))
     telemetry.sample = config.trace_sample
     telemetry.serve(config.metrics_host, config.metrics_port)

@@ -9,7 +9,7 @@ import urllib.request
 
 import pytest
 
-from loadtest.bench.telemetry import _collector, median_with_interval
+from loadtest.bench.telemetry import Block, _collector, compared, median_with_interval
 
 
 @pytest.mark.parametrize(("num", "rank"), [(6, 0), (9, 1), (20, 5), (25, 7), (60, 21)])
@@ -51,3 +51,22 @@ def test_the_collector_takes_hangs_and_is_dead_as_it_is_told() -> None:
         assert send() == 200
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", int(collector.url.rpartition(":")[2]))) != 0, "nothing is left behind"
+
+
+def test_a_round_compares_only_its_own_blocks() -> None:
+    """The second round ran on a machine that was twice as slow: no ratio shows it."""
+    rounds = [
+        {
+            "control": Block([10.0 * slow] * 3, [10.0 * slow] * 3, 4.0 * slow),
+            "takes": Block([10.2 * slow] * 3, [10.0 * slow] * 3, 4.2 * slow),
+            "dead": Block([10.1 * slow] * 3, [10.0 * slow] * 3, 4.2 * slow),
+            "hangs": Block([10.1 * slow] * 3, [10.0 * slow] * 3, 4.41 * slow),
+        }
+        for slow in (1.0, 2.0)
+    ]
+    rows = {row.name: row.value for row in compared(rounds)}
+    assert rows["traced_by_untraced_control"] == 1.0
+    assert rows["traced_by_untraced_takes"] == pytest.approx(1.02)
+    assert rows["cpu_traced_by_untraced"] == pytest.approx(1.1), "half of a block is traced"
+    assert (rows["cpu_dead_by_takes"], rows["cpu_hangs_by_takes_high"]) == (pytest.approx(1.0), pytest.approx(1.05))
+    assert rows["p50_dead_by_takes"] == pytest.approx(10.1 / 10.2)
