@@ -25,6 +25,9 @@ FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-ffp-
 
 _COMPILE_TIMEOUT_S = 120
 
+absent: set[str] = set()
+"""Sources of the kernels that this process goes without, for whoever counts that."""
+
 
 def kernel_dir() -> Path:
     """Where compiled kernels are kept: `SS_CACHE_DIR/kernels`, made private (0700) because its files are loaded as code."""
@@ -40,6 +43,7 @@ def load_kernel(source: Path, flags: Sequence[str] = ()) -> ctypes.CDLL | None:
     try:
         return ctypes.CDLL(str(_compiled(source, (*FLAGS, *flags))))
     except (OSError, subprocess.SubprocessError) as error:
+        absent.add(source.name)
         log.warning("kernel %s is not available, the slower reference is used: %s", source.name, error)
         return None
 

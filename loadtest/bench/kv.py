@@ -65,6 +65,9 @@ class PoolOfBytes:
         for block_id, source in zip(block_ids, data, strict=True):
             np.copyto(self.data[block_id], np.frombuffer(source, np.uint8))
 
+    def host_block(self, block_id: int) -> memoryview:
+        return memoryview(self.data[block_id])
+
 
 class DirectBus:
     """Encodes, hands to the store in the same process, decodes: the arena's cost without a broker's."""

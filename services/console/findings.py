@@ -97,6 +97,12 @@ _SIGNS: tuple[tuple[str, dict[str, str], str, str], ...] = (
     ("slipstream_engine_errors_total", {}, "{:.0f} engine steps failed", "slipstream logs decode"),
     ("slipstream_router_dead_letters_total", {}, "{:.0f} tasks were given up after three deliveries", "slipstream logs decode"),
     (
+        "slipstream_worker_without_kernel_total",
+        {},
+        "workers run without {:.0f} of their C kernels: KV is copied or packed more slowly",
+        "Install gcc and start them again",
+    ),
+    (
         "slipstream_router_without_kernel_total",
         {},
         "the router runs without its C kernel: decisions take longer",

@@ -11,7 +11,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from shared.kernels import load_kernel
 from shared.kv.layout import KvLayout, stored_layout
+from shared.kv.slot_copy import BlockDevice
 
 log = logging.getLogger(__name__)
 
@@ -27,14 +28,6 @@ Bytes = NDArray[np.uint8]
 LARGEST = {"int8": 127.0, "fp8": 448.0}
 _TORCH_CODE = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 _TORCH_ELEMENT = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-class BlockDevice(Protocol):
-    """What a worker's KV client copies from and to: an Engine, or a CompressedDevice before it."""
-
-    def export_blocks(self, block_ids: Sequence[int], out: Sequence[memoryview]) -> None: ...
-
-    def import_blocks(self, block_ids: Sequence[int], data: Sequence[memoryview]) -> None: ...
 
 
 class Codec(ABC):
@@ -116,16 +109,15 @@ class CompressedDevice:
         self._codec = make_codec(layout, lower_format)
         self._block_bytes = layout.block_bytes
 
-    @property
-    def is_accelerated(self) -> bool:
-        return isinstance(self._codec, KernelCodec)
-
     def export_blocks(self, block_ids: Sequence[int], out: Sequence[memoryview]) -> None:
         """As Engine.export_blocks; buffers of `stored_layout.block_bytes` bytes each."""
         scratch = np.empty(self._block_bytes, dtype=np.uint8)
         for block_id, buffer in zip(block_ids, out, strict=True):
             self._device.export_blocks([block_id], [scratch.data])
             self._codec.encode(scratch, np.frombuffer(buffer, dtype=np.uint8))
+
+    def host_block(self, block_id: int) -> None:
+        """Slots have another form than blocks."""
 
     def import_blocks(self, block_ids: Sequence[int], data: Sequence[memoryview]) -> None:
         """As Engine.import_blocks; buffers of `stored_layout.block_bytes` bytes each."""

@@ -70,6 +70,10 @@ class Engine(ABC):
         """Copy buffers of `spec.layout.block_bytes` bytes each into blocks."""
 
     @abstractmethod
+    def host_block(self, block_id: int) -> memoryview | None:
+        """A block itself, `spec.layout.block_bytes` writable bytes; None if it does not lie in this process' memory."""
+
+    @abstractmethod
     def warm_up(self, report: ReportProgress) -> None:
         """Touch the pool and run the first steps, so that the first request is not slower than the next."""
 

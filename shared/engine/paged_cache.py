@@ -78,6 +78,11 @@ class PagedKvCache:
                 np.copyto(staged, np.frombuffer(buffer, dtype=np.uint8))
             self._bytes[torch.tensor(ids, device=self.pool.device)] = self._staged(len(ids)).to(self.pool.device)
 
+    def host_block(self, block_id: int) -> memoryview | None:
+        """A block itself, if the pool is in the host's memory."""
+        self._check_ids([block_id])
+        return None if self._host is None else memoryview(self._host[block_id])
+
     def free(self) -> None:
         """Give the memory back; nothing else may be called afterwards."""
         self.pool = self.block_rows = self.token_rows = self._bytes = self.pool.new_empty(0)
@@ -95,6 +100,9 @@ class PagedKvCache:
     def _check(self, block_ids: ListLike[int], buffers: ListLike[memoryview]) -> None:
         if len(block_ids) != len(buffers) or any(buffer.nbytes != self.layout.block_bytes for buffer in buffers):
             raise EngineError(f"{len(block_ids)} blocks need as many buffers of {self.layout.block_bytes} bytes")
+        self._check_ids(block_ids)
+
+    def _check_ids(self, block_ids: ListLike[int]) -> None:
         if block_ids and not 0 <= min(block_ids) <= max(block_ids) < self.num_blocks:
             raise EngineError(f"a block outside the pool of {self.num_blocks}")
 

@@ -99,6 +99,9 @@ class SimulatedEngine(Engine):
         for block_id, buffer in zip(block_ids, data, strict=True):
             np.copyto(self._bytes[block_id], np.frombuffer(buffer, dtype=np.uint8))
 
+    def host_block(self, block_id: int) -> memoryview:
+        return memoryview(self._bytes[block_id])
+
     def warm_up(self, report: ReportProgress) -> None:
         report("simulated", 1.0)
         self._bytes.fill(0)

@@ -89,6 +89,9 @@ class TorchEngine(Engine):
     def import_blocks(self, block_ids: ListLike[int], data: ListLike[memoryview]) -> None:
         self._cache.import_blocks(block_ids, data)
 
+    def host_block(self, block_id: int) -> memoryview | None:
+        return self._cache.host_block(block_id)
+
     def warm_up(self, report: ReportProgress) -> None:
         report("warming up", None)
         size = self.spec.layout.block_size

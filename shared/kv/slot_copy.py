@@ -9,6 +9,7 @@ import numpy as np
 import xxhash
 
 from shared.kv import slot
+from shared.kv.summed_copy import copy_summed
 
 NATIVE = "native"
 
@@ -17,7 +18,10 @@ Verdict = Literal["", "corrupt", "lease_expired"]
 
 
 class BlockDevice(Protocol):
-    """The device pool (the engine). Both methods block, and may run beside a forward that does not use these blocks."""
+    """The device pool (the engine). All methods block, and may run beside a forward that does not use these blocks."""
+
+    def host_block(self, block_id: int) -> memoryview | None:
+        """The block itself, writable, if it lies in this process' memory in the form that slots have."""
 
     def export_blocks(self, block_ids: Sequence[int], out: Sequence[memoryview]) -> None: ...
 
@@ -54,21 +58,25 @@ class Expected(NamedTuple):
 def copy_in(
     memory: memoryview, places: Sequence[Place], expected: Sequence[Expected], block_ids: Sequence[int], device: BlockDevice
 ) -> tuple[int, Verdict]:
-    """Slots → a buffer of our own → checks → device pool, block by block while it is in the CPU's cache.
+    """Slots → memory of our own → checks, block by block: the device's block itself where that can be, else a buffer and then the device.
 
-    Returns how many leading blocks are good, and what was wrong with the first that is not.
+    Returns how many leading blocks are good, and what was wrong with the first that is not; nothing of that one is left in the pool.
     """
     staging = memoryview(bytearray(max(one.num_bytes for one in expected)))
-    for index, (place, block) in enumerate(zip(places, expected, strict=True)):
-        verdict = _copy_checked(memory, place, block, staging)
+    for index, (place, block, block_id) in enumerate(zip(places, expected, block_ids, strict=True)):
+        own = device.host_block(block_id)
+        verdict = _copy_checked(memory, place, block, staging if own is None else own)
         if verdict:
+            if own is not None:
+                np.frombuffer(own, np.uint8).fill(0)  # attention multiplies what it masks: whatever is in a pool must be finite
             return index, verdict
-        device.import_blocks(block_ids[index : index + 1], [staging])
+        if own is None:
+            device.import_blocks([block_id], [staging])
     return len(places), ""
 
 
-def _copy_checked(memory: memoryview, place: Place, expected: Expected, staging: memoryview) -> Verdict:
-    """Copy a slot's payload into `staging` and say whether that is exactly the block: header, checksum of the copy, generation after it."""
+def _copy_checked(memory: memoryview, place: Place, expected: Expected, target: memoryview) -> Verdict:
+    """Copy a slot's payload into `target` and say whether that is exactly the block: header, checksum of the copy, generation after it."""
     if place.offset + slot.HEADER_BYTES + expected.num_bytes > len(memory):
         return "corrupt"
     header = slot.read_header(memory, place.offset)
@@ -80,10 +88,7 @@ def _copy_checked(memory: memoryview, place: Place, expected: Expected, staging:
         and slot.tokens(memory, place.offset) == expected.packed_tokens
     )
     if is_whole:
-        # numpy lets other threads run meanwhile; a memoryview's assignment does not.
-        payload = np.frombuffer(memory, np.uint8, expected.num_bytes, place.offset + slot.HEADER_BYTES)
-        np.copyto(np.frombuffer(staging, np.uint8), payload)
-        is_whole = xxhash.xxh3_64_intdigest(staging) == header.checksum
+        is_whole = copy_summed(target, slot.payload(memory, place.offset, expected.num_bytes)) == header.checksum
     if slot.read_state(memory, place.offset) != (place.generation, slot.SlotState.COMMITTED):
         return "lease_expired"
     return "" if is_whole else "corrupt"
@@ -102,8 +107,10 @@ def copy_out(
     if not _are_ours(memory, places):
         return False
     payloads = [slot.payload(memory, place.offset, num_bytes) for place in places]
-    device.export_blocks([block.block_id for block in blocks], payloads)
-    for place, block, payload in zip(places, blocks, payloads, strict=True):
+    own = [device.host_block(block.block_id) for block in blocks]
+    if None in own:
+        device.export_blocks([block.block_id for block in blocks], payloads)  # all at once: each copy from a GPU has its price
+    for place, block, payload, source in zip(places, blocks, payloads, own, strict=True):
         slot.write_content(
             memory,
             place.offset,
@@ -111,7 +118,7 @@ def copy_out(
             packed_tokens=block.packed_tokens,
             payload_format=payload_format,
             length=num_bytes,
-            checksum=xxhash.xxh3_64_intdigest(payload),
+            checksum=xxhash.xxh3_64_intdigest(payload) if source is None else copy_summed(payload, source),
         )
     return _are_ours(memory, places)
 

@@ -157,6 +157,7 @@ ENGINE = (
     _counter("malformed_messages", "Messages that are not what their subject promises, dropped.", "kind"),
     _counter("unwanted_attempts", "Requests and tasks dropped because nobody wants them, or the gateway did not answer.", "reason"),
     _counter("finish_retries", "Times a Finish was not answered and was repeated.", "reason"),
+    _counter("worker_without_kernel", "This worker runs without one of its C kernels, on the slower reference.", "kernel"),
     _counter("worker_reborn", "Times the worker dropped its work and came back under a new instance id."),
     _counter("other_model_tasks", "Tasks of another model digest, computed without reuse."),
     _counter("write_back_dropped", "Full blocks that were not written back because too many waited."),

@@ -17,6 +17,7 @@ from shared.engine import load
 from shared.engine.config import EngineConfig
 from shared.engine.engine import Engine
 from shared.errors import BusClosed, BusError, RequestError
+from shared.kernels import absent
 from shared.kv.block_pool import BlockPool
 from shared.messages.codec import encode
 from shared.messages.fleet import DrainReply, EndedRequest, WorkerLease, WorkerLoad
@@ -127,6 +128,8 @@ class WorkerService(Service, Generic[J, T]):
         self._engine = await self.in_engine(load, self._engine_config, self.report)
         self.report("warming up")
         await self.in_engine(self._engine.warm_up, self.report)
+        for kernel in sorted(absent):
+            self.telemetry.count("worker_without_kernel", kernel=kernel)
         pool = BlockPool(self._engine.spec.num_blocks)
         self.prepare(pool)
         self._presence = Presence(self, self._engine, pool, self.kv_dir, self.wake.set)

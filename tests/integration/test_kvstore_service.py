@@ -178,6 +178,7 @@ async def test_a_new_arena_is_mapped_again(host: Host) -> None:
 
 async def test_a_cancelled_load_waits_for_its_copy_before_it_lets_go(host: Host) -> None:
     chain, pool = Chain(4), filled()
+    pool.is_on_host = False
     client = await host.client(pool)
     await client.store(chain.to_store())
     entered, go_on = asyncio.Event(), threading.Event()

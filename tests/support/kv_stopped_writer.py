@@ -31,7 +31,7 @@ class StoppingPool(Pool):
 
 async def main(url: str, namespace: str, directory: Path) -> None:
     bus = await connect(ServiceConfig(nats_url=url, namespace=namespace), name="writer")
-    client = KvClient(bus, Subjects(namespace), NullTelemetry(), "abababab", directory, LAYOUT, MODEL, StoppingPool(16))
+    client = KvClient(bus, Subjects(namespace), NullTelemetry(), "abababab", directory, LAYOUT, MODEL, StoppingPool(16, is_on_host=False))
     await client.open()
     result = await client.store(Chain(8, first_token=7000).to_store())
     print(result.num_stored, result.reason)

@@ -39,10 +39,14 @@ class Clock:
 
 
 class Pool:
-    """A device pool of plain bytes."""
+    """A device pool of plain bytes, in the host's memory as a CPU's, or not, as a GPU's."""
 
-    def __init__(self, num_blocks: int, layout: KvLayout = LAYOUT) -> None:
+    def __init__(self, num_blocks: int, layout: KvLayout = LAYOUT, *, is_on_host: bool = True) -> None:
         self.data = np.zeros((num_blocks, layout.block_bytes), np.uint8)
+        self.is_on_host = is_on_host
+
+    def host_block(self, block_id: int) -> memoryview | None:
+        return memoryview(self.data[block_id]) if self.is_on_host else None
 
     def fill(self, seed: int = 0) -> None:
         self.data[:] = np.random.default_rng(seed).integers(0, 256, self.data.shape, np.uint8)

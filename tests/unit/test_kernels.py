@@ -15,6 +15,7 @@ SOURCE = "int twice(int x) { return 2 * x; }\n"
 @pytest.fixture(autouse=True)
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SS_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(kernels, "absent", set())
     kernels.load_kernel.cache_clear()
 
 
@@ -49,6 +50,7 @@ def test_no_compiler_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     with caplog.at_level(logging.WARNING):
         assert kernels.load_kernel(write(tmp_path, SOURCE)) is None
     assert "no C compiler" in caplog.text
+    assert kernels.absent == {"twice.c"}
 
 
 def test_bad_source_is_said_and_leaves_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
