@@ -1,4 +1,4 @@
-"""python -m loadtest.scenarios [--trace FILE…] [--seed N] [--json]
+"""python -m loadtest.scenarios [--trace FILE…] [--seeds N] [--json]
 
 shared-prefix  150 groups of 5 requests: 6,000 shared tokens and 1,200 of their own, at the rate where random routing saturates
 nothing-shared 750 prompts of 7,200 tokens
@@ -9,6 +9,7 @@ trace          with --trace: text traces (a session a file), beside what one cac
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,9 +25,13 @@ LOAD = 0.7
 
 
 class Row(msgspec.Struct, frozen=True):
+    """Over the seeds: the median, and the least and the most."""
+
     name: str
     value: float
     unit: str
+    least: float = 0.0
+    most: float = 0.0
 
 
 def capacity(prompts: list[Prompt], shape: Shape, seed: int, policy: str = "random") -> float:
@@ -64,19 +69,29 @@ def measure(seed: int, traces: Sequence[Path]) -> tuple[dict[str, dict[str, Outc
     return tables, rows
 
 
+def medians(found: Sequence[list[Row]]) -> list[Row]:
+    """One row for each name, of rows that every seed has."""
+    rows = []
+    for same in zip(*found, strict=True):
+        values = [row.value for row in same]
+        rows.append(Row(same[0].name, statistics.median(values), same[0].unit, min(values), max(values)))
+    return rows
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.scenarios", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--trace", nargs="+", type=Path, default=[], metavar="FILE")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="arrivals and prompts drawn N times (tables: the first)")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
     try:
-        tables, rows = measure(options.seed, options.trace)
+        measured = [measure(seed, options.trace) for seed in range(1, max(options.seeds, 1) + 1)]
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
+    tables, rows = measured[0][0], medians([rows for _, rows in measured])
     if options.json:
         print(msgspec.json.encode({"scenarios": tables, "rows": rows}).decode())
         return 0
@@ -87,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"  {policy:<16}{found.ttft_p50_s:>9.2f}s{found.ttft_p90_s:>8.2f}s{found.ttft_p99_s:>8.2f}s"
                 f"{found.reuse:>9.1%}{found.balance:>9.2f}"
             )
-    print("\n".join(f"{row.name:<50}{row.value:>8.2f} {row.unit}" for row in rows))
+    print("\n".join(f"{row.name:<50}{row.value:>8.2f} {row.unit}   ({row.least:.2f} to {row.most:.2f})" for row in rows))
     return 0
 
 

@@ -56,3 +56,14 @@ def test_a_bad_trace_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     monkeypatch.setattr(command, "measure", lambda _seed, traces: from_traces(traces))
     assert command.main(["--trace", str(tmp_path / "absent")]) == 2
     assert "absent" in capsys.readouterr().err
+
+
+def test_seeds_are_told_by_their_median_and_range() -> None:
+    found = command.medians([[command.Row("a", value, "x")] for value in (3.0, 1.0, 8.0)])
+    assert found == [command.Row("a", 3.0, "x", least=1.0, most=8.0)]
+
+
+def test_no_seeds_is_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(command, "measure", lambda seed, _traces: ({}, [command.Row("a", float(seed), "x")]))
+    assert command.main(["--seeds", "0"]) == 0
+    assert "1.00 x" in capsys.readouterr().out
