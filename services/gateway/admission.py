@@ -148,6 +148,7 @@ class Admission:
         salt = tenant_salt(self._secret, client.tenant, body.cache_salt or "")
         public = public_prefix(card.model_digest, salt, packed, card.public_prefixes, card.block_size)
         hashes = block_hashes(chain_seed(card.model_digest, salt), packed, card.block_size, public)
+        most_ms, wished_ms = int(self._deadline_s * 1000), body.slipstream.deadline_ms if body.slipstream else None
         return GenerateRequest(
             request_id=mint_request_id(),
             epoch=0,
@@ -160,7 +161,7 @@ class Admission:
             salt=salt,
             partition=tenant_partition(self._secret, client.tenant),
             block_keys=keys(hashes),
-            deadline_ms=int(self._deadline_s * 1000),
+            deadline_ms=min(wished_ms or most_ms, most_ms),
             sent_at_ns=time.time_ns(),
             traceparent=client.traceparent,
             priority=body.priority or 0,

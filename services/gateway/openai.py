@@ -50,6 +50,13 @@ class ChatMessage(msgspec.Struct):
         return message | {key: value for key, value in extra.items() if value is not None}
 
 
+class Wishes(msgspec.Struct, kw_only=True):
+    """What only Slipstream knows; `extra_body={"slipstream": {...}}` in OpenAI's client."""
+
+    deadline_ms: Annotated[int, msgspec.Meta(ge=1, le=3_600_000)] | None = None
+    """When the answer is of no use any more: then the call ends with 504, and with 429 at once if it could not even begin in time."""
+
+
 class GenerationBody(msgspec.Struct, kw_only=True):
     """What chat and completions share."""
 
@@ -76,6 +83,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     service_tier: str | None = None
     cache_salt: Annotated[str, msgspec.Meta(min_length=1, max_length=128)] | None = None
     response_format: dict[str, Any] | None = None
+    slipstream: Wishes | None = None
 
 
 class ChatBody(GenerationBody, kw_only=True):

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from services.router.config import RouterConfig
+from services.router.deadline import too_late
 from services.router.decide import Decider, Decision
 from services.router.dispatch import Dispatcher
 from services.router.index import PrefixIndex
@@ -195,7 +196,11 @@ class RouterService(Service):
                 self._refuse(waiting, Overloaded("all workers were busy for too long", retry_after_s=RETRY_AFTER_S))
                 return True
             return False
-        self._book(request, decision, time.monotonic())
+        now_s = time.monotonic()
+        if not request.num_emitted and (late := too_late(request, now_s - waiting.taken_s, decision, self.loads)):
+            self._refuse(waiting, late)
+            return True
+        self._book(request, decision, now_s)
         self.queue.routed(waiting)
         self._dispatcher.send(waiting, decision)
         return True

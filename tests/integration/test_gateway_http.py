@@ -105,6 +105,9 @@ BAD: list[tuple[str, bytes | dict[str, Any], int, str | None]] = [
     (CHAT, chat(logit_bias={"999999": 1}), 400, "logit_bias"),
     (CHAT, chat(logit_bias={str(number): 1 for number in range(2000)}), 400, "logit_bias"),
     (CHAT, chat(stream_options={"include_usage": True}), 400, "stream_options"),
+    (CHAT, chat(slipstream={"deadline_ms": 0}), 400, "slipstream.deadline_ms"),
+    (CHAT, chat(slipstream={"deadline_ms": 10**9}), 400, "slipstream.deadline_ms"),
+    (CHAT, chat(slipstream="now"), 400, "slipstream"),
     (CHAT, chat(chat_template_kwargs={"messages": 1}), 400, "chat_template_kwargs"),
     (CHAT, chat(tools=[{"type": "function"}], tool_choice="required"), 501, None),
     (CHAT, chat(response_format={"type": "json_object"}), 501, None),
@@ -141,6 +144,15 @@ async def test_bad_input_is_refused_by_name(door: Door, path: str, body: Any, st
         assert reply.error["param"] == param
     assert reply.error["code"]
     assert len(door.gateway.sessions) == 0
+    await door.is_unharmed()
+
+
+async def test_a_call_ends_at_the_deadline_that_it_set(door: Door) -> None:
+    """The worker takes 2 ms a token."""
+    body = text(max_tokens=2000, ignore_eos=True, slipstream={"deadline_ms": 300})
+    reply = await door.web.post(TEXT, body)
+    assert (reply.status, reply.error["code"]) == (504, "deadline_exceeded"), reply.body[:300]
+    await until(lambda: not door.worker.jobs())
     await door.is_unharmed()
 
 

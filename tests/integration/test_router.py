@@ -185,6 +185,19 @@ async def test_waiting_ends_with_429(rig: Rig) -> None:
     assert len(worker.tasks) == 2
 
 
+async def test_what_cannot_begin_before_its_deadline_ends_with_429(rig: Rig) -> None:
+    worker = await rig.worker()
+    router = await rig.router()
+    await known(router, worker)
+    await worker.measures(prefill_tokens_per_s=100.0)
+    await until(lambda: router.loads.workers[worker.instance].report)
+    finish = await rig.refused(await rig.submit(300, deadline_ms=1000))
+    assert finish.error_code == "overloaded" and "deadline" in finish.error_message and finish.retry_after_s == pytest.approx(3.0)
+    await rig.submit(300, deadline_ms=60_000)
+    await rig.submit(300, deadline_ms=1000, num_emitted=4)  # its text has begun: the client sees it end, not fail
+    await until(lambda: len(worker.tasks) == 2)
+
+
 async def test_a_cancelled_request_leaves_the_queue(rig: Rig) -> None:
     worker = await rig.worker(max_num_seqs=1)
     router = await rig.router()

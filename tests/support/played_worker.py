@@ -80,6 +80,23 @@ class PlayedWorker:
         load = WorkerLoad(self.instance, "decode", self.lease.model, next(self._loads), 0, 0, 0, self.lease.num_blocks, 0, ended=ended)
         await self.bus.publish(self.subjects.load_event(self.instance), encode(load))
 
+    async def measures(self, prefill_tokens_per_s: float) -> None:
+        """A WorkerLoad: nothing is here, and prompts are computed so fast."""
+        assert self.lease.role in ("decode", "prefill") and self.lease.model
+        load = WorkerLoad(
+            self.instance,
+            "decode",
+            self.lease.model,
+            next(self._loads),
+            0,
+            0,
+            0,
+            self.lease.num_blocks,
+            0,
+            prefill_tokens_per_s=prefill_tokens_per_s,
+        )
+        await self.bus.publish(self.subjects.load_event(self.instance), encode(load))
+
     async def _snapshot(self, _message: object) -> bytes:
         entries = [BlocksStored("device", b"", self.held)] if self.held else []
         return encode(KvSnapshot(self.instance, 1, self.sequence, entries))
