@@ -34,6 +34,19 @@ _FIRST_BLOCK = (
 )
 
 
+_KINDS = {
+    "time": "a date or a time",
+    "id": "an id",
+    "tools": "a tool's description",
+    "number": "a number",
+}
+"""What stands where a prompt leaves the earlier ones, if it is worth moving. Text that differs is what prompts are for."""
+_PLACES = {
+    "beginning": "{:.0%} of the prompt tokens stand behind {} among the first words of prompts that begin like no other",
+    "later": "{:.0%} of the prompt tokens stand behind {}, which is where prompts that began alike come to differ",
+}
+
+
 def cache_findings(pages: Pages) -> list[Finding]:
     """The hit rate, what was missed by reason (most first), then what was lost on the way between processes."""
     router = pages.of("router")
@@ -42,7 +55,7 @@ def cache_findings(pages: Pages) -> list[Finding]:
         return [Finding("done", "no request was routed yet")]
     had = router.total("slipstream_router_overlap_tokens_total")
     found = [Finding("done", f"{share_text(had / asked)} of {asked:,.0f} prompt tokens were there already")]
-    return [*found, *_missed(router, asked, had), *_lost(pages.of("prefill", "decode"))]
+    return [*found, *_missed(router, asked, had), *_forks(pages.of("gateway")), *_lost(pages.of("prefill", "decode"))]
 
 
 def _missed(router: Page, asked: float, had: float) -> Iterator[Finding]:
@@ -62,6 +75,17 @@ def _missed(router: Page, asked: float, had: float) -> Iterator[Finding]:
     if similar >= OFTEN_SIMILAR and missed.get("cold", 0.0) / asked >= NOTABLE:
         text, remedy = _FIRST_BLOCK
         yield Finding("warning", text.format(similar), remedy)
+
+
+def _forks(gateway: Page) -> Iterator[Finding]:
+    """What would have to move for more to be reused: as far as the gateways can tell, these tokens would be found without it."""
+    asked = gateway.total("vllm:prompt_tokens_total")
+    for place, text in _PLACES.items():
+        tokens = gateway.by("slipstream_prompt_fork_tokens_total", "kind", place=place)
+        for kind, number in sorted(tokens.items(), key=lambda one: -one[1]):
+            if kind in _KINDS and number >= NOTABLE * asked:
+                remedy = f"Move {_KINDS[kind]} behind what stays the same, or leave it out: what follows can then be reused"
+                yield Finding("warning", text.format(number / asked, _KINDS[kind]), remedy)
 
 
 def _lost(workers: Page) -> Iterator[Finding]:

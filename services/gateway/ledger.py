@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from services.gateway.admission import Client
+from services.gateway.admission import Admitted, Client
+from services.gateway.fork import Forks
 from services.gateway.generation import Generation, operation_of
 from services.gateway.openai import GenerationBody
 from shared.bus.base import Bus
@@ -26,6 +27,7 @@ class Ledger:
         self._subjects = subjects
         self._telemetry = telemetry
         self._gateway = gateway
+        self._forks = Forks()
 
     def refused(self, body: GenerationBody, client: Client, started_ns: int, error: SlipstreamError) -> None:
         """A call that was not let in. Its model is left out: that may be anybody's text."""
@@ -51,6 +53,7 @@ class Ledger:
         self._count(record, error)
         self._measure_as_vllm(record, generation, client.traceparent)
         self._measure_as_genai(record, operation, error)
+        self._see_forks(generation.admitted)
         self._telemetry.span(
             f"{operation} {record.model}",
             traceparent=client.caller,
@@ -76,6 +79,14 @@ class Ledger:
         telemetry.count("vllm:prefix_cache_hits", record.num_cached_tokens, model_name=model)
         if error is None:
             telemetry.count("vllm:request_success", finished_reason=record.outcome, model_name=model)
+
+    def _see_forks(self, admitted: Admitted) -> None:
+        """Behind the call, where it keeps nobody waiting."""
+        model = admitted.model
+        for request, prompt in zip(admitted.requests[:: admitted.num_choices], admitted.prompts, strict=True):
+            fork = self._forks.see(request.block_keys, prompt, model.card.block_size, model.tokenizer.decode)
+            if fork is not None:
+                self._telemetry.count("prompt_fork_tokens", fork.num_tokens, place=fork.place, kind=fork.kind)
 
     def _measure_as_vllm(self, record: UsageRecord, generation: Generation, trace: str) -> None:
         """Exemplars only where somebody would ask which request it was: they double the price."""

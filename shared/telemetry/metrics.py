@@ -82,6 +82,12 @@ GATEWAY = (
     _counter("http_errors", "HTTP replies that are errors, by code.", "code"),
     _counter("nats_refused", "Calls on the NATS door that ended in an error.", "reason"),
     _counter("session_events", "What a session met besides tokens in order.", "event"),
+    _counter(
+        "prompt_fork_tokens",
+        "Prompt tokens behind the place where a prompt leaves the earlier ones, by what stands there.",
+        "place",
+        "kind",
+    ),
     _counter("usage_dropped", "Usage records that could not be published."),
     _counter("vllm:prompt_tokens", "Prompt tokens of calls that ended.", "model_name"),
     _counter("vllm:generation_tokens", "Output tokens of calls that ended.", "model_name"),

@@ -34,11 +34,12 @@ class Page:
         """The sum over all series that have `labels`; 0 if there are none."""
         return sum(one.value for one in self._by_name[name] if labels.items() <= one.labels.items())
 
-    def by(self, name: str, label: str) -> dict[str, float]:
-        """The sums by the values of a label."""
+    def by(self, name: str, label: str, **labels: str) -> dict[str, float]:
+        """The sums by the values of a label, over the series that have `labels`."""
         sums: defaultdict[str, float] = defaultdict(float)
         for one in self._by_name[name]:
-            sums[one.labels.get(label, "")] += one.value
+            if labels.items() <= one.labels.items():
+                sums[one.labels.get(label, "")] += one.value
         return dict(sums)
 
     def buckets(self, histogram: str) -> dict[float, float]:

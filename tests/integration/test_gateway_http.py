@@ -156,6 +156,24 @@ async def test_a_call_ends_at_the_deadline_that_it_set(door: Door) -> None:
     await door.is_unharmed()
 
 
+async def test_a_date_that_keeps_prompts_from_being_reused_is_counted(door: Door) -> None:
+    """Through the real template and tokenizer; what is counted is the kind, and how much stands behind it."""
+    rules = "Answer shortly, in plain words, and never make anything up. If you do not know, say so, and say where one could look. "
+
+    def prompt(day: str) -> dict[str, Any]:
+        return chat(messages=[{"role": "system", "content": f"{rules} It is {day}. {rules}"}, {"role": "user", "content": "hi"}])
+
+    telemetry = door.gateway.telemetry
+    assert isinstance(telemetry, NullTelemetry)
+
+    await door.web.post(CHAT, prompt("2026-12-01 09:30"))
+    before = telemetry.total("prompt_fork_tokens", place="later", kind="time")
+    reply = await door.web.post(CHAT, prompt("2026-12-02 17:45"))
+    behind = telemetry.total("prompt_fork_tokens", place="later", kind="time") - before
+    assert 20 < behind < reply.json["usage"]["prompt_tokens"] - 20
+    assert "2026" not in str(telemetry.counts)
+
+
 async def test_an_unknown_model_names_those_that_are_served(door: Door) -> None:
     error = (await door.web.post(CHAT, chat(model="gpt-4"))).error
     assert error["code"] == "model_not_found"

@@ -118,6 +118,23 @@ def test_similar_prompts_that_differ_at_once_are_pointed_out(similar: tuple[int,
     assert any("resemble" in one.text and "first tokens" in one.remedy for one in found) is advised
 
 
+@pytest.mark.parametrize(
+    ("place", "kind", "tokens", "said"),
+    [
+        ("beginning", "time", 730, "73% of the prompt tokens stand behind a date or a time among the first words"),
+        ("later", "id", 120, "12% of the prompt tokens stand behind an id, which is where"),
+        ("later", "id", 90, ""),
+        ("later", "text", 900, ""),
+    ],
+)
+def test_what_prompts_stumble_over_is_named(place: str, kind: str, tokens: int, said: str) -> None:
+    gateway = f'vllm:prompt_tokens_total 1000\nslipstream_prompt_fork_tokens_total{{place="{place}",kind="{kind}"}} {tokens}\n'
+    both = Pages({"router": ("router", parse_page(routed(1000, 1000))), "gateway": ("gateway", parse_page(gateway))}, [])
+    found = [finding for finding in cache_findings(both) if "stand behind" in finding.text]
+    assert [finding.text[: len(said)] for finding in found] == ([said] if said else [])
+    assert all(finding.state == "warning" and "Move" in finding.remedy for finding in found)
+
+
 def test_nothing_was_asked_yet() -> None:
     [only] = cache_findings(pages())
     assert (only.state, only.text) == ("done", "no request was routed yet")
