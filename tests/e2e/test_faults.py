@@ -67,6 +67,8 @@ def check(results: list[tuple[str, Outcome]]) -> None:
 
 @pytest.mark.parametrize("victim", ["decode-0", "router", "prefill-0", "kvstore-0", "planner", "nats"])
 def test_a_killed_service_costs_a_pause_and_no_token(stack: LocalStack, victim: str) -> None:
+    """T06 and T07 among them: the store, and the router."""
+
     async def kill() -> None:
         old = stack.kill(victim)
         await asyncio.to_thread(stack.wait_restarted, victim, old)
@@ -94,7 +96,7 @@ def test_no_service_imports_torch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("killed", ["first", "second"])
 def test_of_two_routers_one_is_killed_under_load_and_nothing_is_lost(stack: LocalStack, killed: str) -> None:
-    """Requests come all the time, so that some are taken, queued or under way wherever the death strikes. Every one ends once, and well."""
+    """T07. Requests come all the time, so that some are taken, queued or under way wherever the death strikes. Every one ends once, and well."""
 
     async def run() -> tuple[list[Outcome], int]:
         run = stack.describe()

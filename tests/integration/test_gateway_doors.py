@@ -74,6 +74,7 @@ async def test_without_a_key_nothing_but_health_is_answered(cluster: Cluster) ->
 
 
 async def test_tenants_reuse_their_own_blocks_only(cluster: Cluster) -> None:
+    """T34, and T35: another's cache_salt opens nothing."""
     web = Web(cluster.gateway.describe().http_address)
 
     async def cached(key: str, **fields: Any) -> int:
@@ -85,6 +86,7 @@ async def test_tenants_reuse_their_own_blocks_only(cluster: Cluster) -> None:
     assert [await cached("red-key"), await cached("red-key")] == [0, 32]
     assert [await cached("blue-key"), await cached("blue-key")] == [0, 32]
     assert [await cached("red-key", cache_salt="mine"), await cached("red-key", cache_salt="mine")] == [0, 32]
+    assert await cached("blue-key", cache_salt="mine") == 0
 
 
 async def test_a_call_over_nats_is_answered_whole_or_streamed(cluster: Cluster, make_bus: Buses) -> None:

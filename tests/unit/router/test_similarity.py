@@ -115,6 +115,20 @@ def test_slots_are_reused_and_groups_bounded() -> None:
     assert len(index) == 2
 
 
+def test_an_index_full_of_junk_finds_no_neighbour_that_is_none() -> None:
+    """T37: the index lives in memory alone; what it says is a hint, and a neighbour counts only by the exact blocks it shares."""
+    rng, index = random.Random(37), SimilarityIndex(capacity=2000)
+    prompt = rng.randbytes(16 * 20)
+    for _ in range(20_000):
+        near = 0b1111 ^ 1 << rng.randrange(64)
+        index.add(TENANT, MODEL, [Sketch(WHOLE, near)], 0, Remembered(rng.randbytes(16 * 20), "aaaaaaaa", None))
+    assert len(index) == 2000
+    assert index.find(TENANT, MODEL, [Sketch(WHOLE, 0b1111)], prompt, 0) is None
+    index.add(TENANT, MODEL, [Sketch(WHOLE, 0b1111)], 0, Remembered(prompt, "bbbbbbbb", None))
+    found = index.find(TENANT, MODEL, [Sketch(WHOLE, 0b1111)], prompt, 0)
+    assert found is not None and (found.prompt.decode_worker, found.num_blocks) == ("bbbbbbbb", 20)
+
+
 def test_common_blocks() -> None:
     keys = random.Random(1).randbytes(160)
     for count in range(11):
