@@ -96,7 +96,7 @@ def test_no_service_imports_torch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("killed", ["first", "second"])
 def test_of_two_routers_one_is_killed_under_load_and_nothing_is_lost(stack: LocalStack, killed: str) -> None:
-    """T07. Requests come all the time, so that some are taken, queued or under way wherever the death strikes. Every one ends once, and well."""
+    """T07: requests come all the time, so that some are taken, queued or under way wherever the death strikes. Each ends once, and well."""
 
     async def run() -> tuple[list[Outcome], int]:
         run = stack.describe()
