@@ -119,9 +119,14 @@ class Journal:
             os.ftruncate(self._fd, at)
 
     def append(self, records: Iterable[Record]) -> None:
-        """Raises OSError."""
+        """All of them or none. Raises OSError."""
         frames = [_frame(record) for record in records]
-        os.write(self._fd, b"".join(frames))
+        whole_bytes = os.fstat(self._fd).st_size
+        try:
+            _write_all(self._fd, b"".join(frames))
+        except OSError:
+            os.ftruncate(self._fd, whole_bytes)  # or replay would stop at the torn record, and never see what follows it
+            raise
         self.num_records += len(frames)
 
     def rewrite(self, records: Iterable[Record]) -> None:
@@ -131,7 +136,7 @@ class Journal:
         fd = open_private(fresh, os.O_APPEND)
         frames = [_frame(record) for record in records]
         try:
-            os.write(fd, _MAGIC + b"".join(frames))
+            _write_all(fd, _MAGIC + b"".join(frames))
             fresh.rename(self._path)
         except OSError:
             os.close(fd)
@@ -144,3 +149,10 @@ class Journal:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    """A disk that becomes full takes a part, and says so only when it is asked again."""
+    left = memoryview(data)
+    while left:
+        left = left[os.write(fd, left) :]

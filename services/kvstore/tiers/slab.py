@@ -15,6 +15,8 @@ from shared.errors import EnvironmentFault
 from shared.kv.slot import ALIGNMENT
 
 SLAB = "slab"
+_FLOOR = 0.05
+"""The part of the file system that is left free."""
 
 
 class SlabFile:
@@ -108,3 +110,15 @@ def open_slab(directory: Path) -> SlabFile:
         os.close(fd)
         return SlabFile(direct, is_direct=True)
     return SlabFile(fd, is_direct=False)
+
+
+def set_aside_above_floor(slab: SlabFile, offset: int, num_bytes: int) -> bool:
+    """Set room aside if the file system keeps its floor free then. False: it has not so much."""
+    try:
+        free, total = slab.num_free_bytes()
+        if free - num_bytes < _FLOOR * total:
+            return False
+        slab.set_aside(offset, num_bytes)
+    except OSError:
+        return False
+    return True

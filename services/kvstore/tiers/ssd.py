@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import threading
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from services.kvstore.tiers.base import Changes, LowerTier, Quota
 from services.kvstore.tiers.breaker import Breaker
 from services.kvstore.tiers.index import Block, MakePolicy
 from services.kvstore.tiers.journal import BlockGone, BlockPut, ExtentCut, ExtentFreed, Geometry, Journal, Record, fold
-from services.kvstore.tiers.slab import SlabFile, aligned_buffer, check_folder, open_slab
+from services.kvstore.tiers.slab import SlabFile, aligned_buffer, check_folder, open_slab, set_aside_above_floor
 from services.kvstore.tiers.throughput import Throughput
 from shared.errors import EnvironmentFault, SlipstreamError
 from shared.kv import slot
@@ -30,8 +29,6 @@ _log = logging.getLogger(__name__)
 DEADLINE_S = 1.0
 _MAX_READS = 32
 _MAX_WRITES = 8
-_FLOOR = 0.05
-"""The part of the file system that is left free."""
 _COMPACT_FROM = 4096
 
 CountFault = Callable[[str, int], None]
@@ -77,13 +74,13 @@ class SsdTier(LowerTier):
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="ssd-write")
         self._scratch = threading.local()
         self._pending: list[Record] = []
-        self._is_set_aside = False
         self.num_reads = self.num_writes = 0
         """Under way now, hung ones included."""
         self._throughput = Throughput()
         self.quarantined: set[int] = set()
         """Offsets of slots whose bytes were damaged: not used again until the next start."""
-        self._set_aside_all()
+        self._is_set_aside = set_aside_above_floor(self._slab, 0, self.segments.num_bytes)
+        """All room at once if the disk has it now; else extent by extent, as it is needed and becomes free."""
         self._adopt(records)
         if not self._slab.is_direct:
             self._count("kv_ssd_buffered", 1)
@@ -115,28 +112,16 @@ class SsdTier(LowerTier):
             self.index.insert(block)
 
     # -- room ---------------------------------------------------------------------------------------------------------
-    def _set_aside_all(self) -> None:
-        """All room at once if the disk has it now; else extent by extent, as it is needed and becomes free."""
-        free, total = self._slab.num_free_bytes()
-        if free - self.segments.num_bytes >= _FLOOR * total:
-            with contextlib.suppress(OSError):
-                self._slab.set_aside(0, self.segments.num_bytes)
-                self._is_set_aside = True
-
     def _save_extent(self, extent: Extent, in_use: bool) -> bool:
         """Set the extent's room aside, if the disk has it and stays above its floor."""
         if not in_use:
             self._pending.append(ExtentFreed(extent.first))
             return True
-        try:
-            free, total = self._slab.num_free_bytes()
-            num_bytes = extent.num_segments * self.segments.segment_bytes
-            if free - num_bytes < _FLOOR * total and not self._is_set_aside:
-                raise OSError(errno.ENOSPC, "the free-space floor")
-            self._slab.set_aside(extent.first * self.segments.segment_bytes, num_bytes)
-        except OSError:
-            self._count("kv_ssd_full", 1)
-            return False
+        if not self._is_set_aside:  # asks the file system on the event loop: rare, and only where it had no room for all at the start
+            size = self.segments.segment_bytes
+            if not set_aside_above_floor(self._slab, extent.first * size, extent.num_segments * size):
+                self._count("kv_ssd_full", 1)
+                return False
         self._pending.append(ExtentCut(extent.first, extent.num_segments, extent.layout, extent.block_bytes))
         return True
 
@@ -160,7 +145,10 @@ class SsdTier(LowerTier):
             self._fault("deadline")
             await asyncio.wait([future])
         self.num_writes -= 1
-        if self._failed(future) or self.get(upper.digest, upper.model_digest) is not None:
+        has_failed = self._failed(future)
+        if has_failed:
+            self._pending = before + self._pending
+        if has_failed or self.get(upper.digest, upper.model_digest) is not None:
             self._give_up(block)
             return False
         self.breaker.success()
