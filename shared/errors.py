@@ -28,6 +28,8 @@ SlipstreamError                      code, message, remedy
 │  ├─ ModelNotFound                  model, served                      404
 │  ├─ BodyTooLarge                   num_bytes, max_bytes               413
 │  ├─ SlowRequest                                                       408
+│  ├─ WrongMediaType                                                    415
+│  ├─ HeadTooLarge                                                      431
 │  ├─ Overloaded                     retry_after_s                      429
 │  ├─ NoCapacity                     retry_after_s                      503
 │  ├─ RequestCancelled                                                  499
@@ -272,10 +274,10 @@ class PromptTooLong(RequestError):
 
     code = "context_length_exceeded"
 
-    def __init__(self, num_tokens: int, max_model_len: int) -> None:
+    def __init__(self, num_tokens: int, max_model_len: int, *, is_whole: bool = True) -> None:
+        count = f"{num_tokens}" if is_whole else f"more than {num_tokens}"
         super().__init__(
-            f"the prompt has {num_tokens} tokens and at least one must be generated; the limit is {max_model_len}",
-            param="messages",
+            f"the prompt has {count} tokens and at least one must be generated; the limit is {max_model_len}", param="messages"
         )
         self.num_tokens = num_tokens
         self.max_model_len = max_model_len
@@ -312,6 +314,20 @@ class SlowRequest(RequestError):
 
     code = "request_timeout"
     status = 408
+
+
+class WrongMediaType(RequestError):
+    """A body that does not say that it is JSON, or that is compressed."""
+
+    code = "unsupported_content_type"
+    status = 415
+
+
+class HeadTooLarge(RequestError):
+    """A target and headers above the limit."""
+
+    code = "head_too_large"
+    status = 431
 
 
 class Overloaded(RequestError):

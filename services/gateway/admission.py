@@ -79,7 +79,7 @@ class Admission:
             raise BadRequest(f"{sorted(reserved)[0]} cannot be set", param="chat_template_kwargs")
         messages = [message.rendered() for message in body.messages]
         text = model.tokenizer.render(messages, options | {"add_generation_prompt": body.add_generation_prompt})
-        return await model.tokenizer.encode(text, add_special_tokens=False)
+        return await model.tokenizer.encode(text, add_special_tokens=False, max_tokens=model.card.max_model_len)
 
     async def completion(self, body: CompletionBody, client: Client) -> Admitted:
         model = self._models.get(body.model)
@@ -95,7 +95,7 @@ class Admission:
 
     async def _tokens(self, model: Model, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):
-            return await model.tokenizer.encode(prompt, add_special_tokens=True)
+            return await model.tokenizer.encode(prompt, add_special_tokens=True, max_tokens=model.card.max_model_len)
         check_token_ids(prompt, model.card.vocab_size, "prompt")
         return prompt
 
@@ -204,7 +204,7 @@ def _too_much(num_prompt_tokens: int, max_tokens: int, limit: int) -> PromptTooL
 
 
 def _logit_bias(bias: dict[str, float], vocab_size: int) -> dict[int, float]:
-    if not all(key.isdecimal() and int(key) < vocab_size for key in bias):
+    if not all(key.isascii() and key.isdecimal() and len(key) < 10 and int(key) < vocab_size for key in bias):
         raise BadRequest(f"keys are token ids from 0 to {vocab_size - 1}", param="logit_bias")
     return {int(key): value for key, value in bias.items()}
 

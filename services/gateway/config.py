@@ -29,6 +29,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_body: Bytes = 4 * 2**20
     read_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 30.0
     """How long a client may take to send a request: its head, and its body."""
+    write_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 30.0
+    """How long a client may take nothing of what waits for it, before its connection is closed and its request cancelled."""
     max_connections: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 8192
     """Open connections; what comes on top is closed at once."""
     max_requests: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 2048

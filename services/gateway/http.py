@@ -24,7 +24,7 @@ from services.gateway.openai import ChatBody, CompletionBody, DetokenizeBody, Ge
 from services.gateway.reply import Reply, error_body, make_reply
 from services.gateway.schema import openapi
 from services.gateway.sse import EventStream, leaving
-from shared.errors import BadRequest, BodyTooLarge, NoCapacity, RequestCancelled, RequestError, SlipstreamError, SlowRequest
+from shared.errors import BadRequest, BodyTooLarge, NoCapacity, RequestCancelled, RequestError, SlipstreamError, SlowRequest, WrongMediaType
 from shared.telemetry import Telemetry
 
 PUBLIC = frozenset({"/health", "/live"})
@@ -105,7 +105,7 @@ class HttpDoor:
             self._tenant(request)
         except SlipstreamError as error:
             return self.failure(error)
-        return respond(error_body(_as_error(404, "not_found", f"there is no {request.method} {request.url.path[:128]}")), 404)
+        return respond(error_body(_as_error(404, "not_found", f"there is no {request.method} {request.scope['path'][:128]}")), 404)
 
     async def _no_method(self, request: Request, _error: Exception) -> Response:
         allow = getattr(_error, "headers", None) or {}
@@ -117,6 +117,7 @@ class HttpDoor:
 
     async def _body(self, request: Request) -> bytes:
         """At most `max_body`; what is larger is not read to its end."""
+        _check_media_type(request)
         length = request.headers.get("content-length", "")
         if length.isdecimal() and int(length) > self._max_body:
             raise BodyTooLarge(f"the body has {length} bytes, the limit is {self._max_body}")
@@ -214,7 +215,7 @@ class HttpDoor:
         return respond(openapi())
 
     async def _not_built(self, request: Request) -> Response:
-        raise Unsupported(f"{request.url.path} is not served yet")
+        raise Unsupported(f"{request.scope['path']} is not served yet")
 
 
 class Answer:
@@ -273,6 +274,15 @@ def told(generation: Generation) -> dict[str, str]:
 
 def respond(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(msgspec.json.encode(content), status, headers, "application/json")
+
+
+def _check_media_type(request: Request) -> None:
+    """A page of another site can make a browser send anything but JSON that says so: then the browser asks first, and is refused."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise WrongMediaType("send the body as JSON, with the header content-type: application/json")
+    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise WrongMediaType("send the body as it is, without a content-encoding")
 
 
 def _hidden(error: SlipstreamError) -> SlipstreamError:

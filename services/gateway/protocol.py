@@ -1,56 +1,207 @@
-"""The wire below the HTTP door: uvicorn's protocol, with the limits that it does not have itself."""
+"""The wire below the HTTP door: uvicorn's protocol, with the limits and the care for hostile clients that it does not have itself."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import logging
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from services.gateway.reply import error_body
-from shared.errors import BadRequest
+from shared.errors import BadRequest, HeadTooLarge, RequestError, SlowRequest
+
+MAX_PIPELINED = 16
+"""Requests that a client may send before the first of them is answered."""
+
+log = logging.getLogger(__name__)
 
 
-def bounded_protocol(head_s: float, max_connections: int) -> type[HttpToolsProtocol]:
-    """A connection is closed if a request's head is not whole `head_s` after it (or the connection) began, or if there are too many."""
+class WireLimits(NamedTuple):
+    """What a client may have of a connection."""
 
-    class BoundedProtocol(HttpToolsProtocol):
-        _head_timer: asyncio.TimerHandle | None = None
+    read_s: float
+    """For a request's head to become whole."""
+    write_s: float
+    """For a client to take nothing of what waits for it."""
+    head_bytes: int
+    """A request's target, names and values; the same for what follows a body. What one read of the socket brings may come on top."""
+    max_connections: int
 
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            if len(self.connections) > max_connections:
-                transport.close()
-            else:
-                self._expect_head()
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._forget_head()
-            super().connection_lost(exc)
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection. What is refused is answered in the API's words, behind the answers that are under way, and ends the connection."""
 
-        def on_message_begin(self) -> None:
+    limits: ClassVar[WireLimits]
+    refused: ClassVar[Callable[[str], None]]
+    """Told the code of whatever is refused or cut off."""
+
+    _running: RequestResponseCycle | None = None
+    """The request that is answered; `cycle` is the last that came."""
+    _refusal: RequestError | None = None
+    """Why nothing is read any more."""
+    _is_in_head = False
+    _num_bytes = 0
+    """Read since a head, a body's part or a request was whole."""
+    _num_unsent = 0
+    _reading: asyncio.TimerHandle | None = None
+    _writing: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(0)  # `pause_writing` then tells of every client that does not take what it is sent
+        if len(self.connections) > self.limits.max_connections:
+            self.refused("too_many_connections")
+            transport.abort()
+        else:
             self._expect_head()
-            super().on_message_begin()
 
-        def on_headers_complete(self) -> None:
-            self._forget_head()
-            super().on_headers_complete()
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_head()
+        self._forget_reader()
+        self._abandon()
+        super().connection_lost(exc)
 
-        def send_400_response(self, msg: str) -> None:
-            """What is no HTTP is answered in the API's words too."""
-            body = msgspec.json.encode(error_body(BadRequest("this is not a valid HTTP request")))
-            head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
-            self.transport.write(head.encode() + body)
+    # -- reading ---------------------------------------------------------------------------------------------------------------
+    def data_received(self, data: bytes) -> None:
+        if self._refusal is not None:
+            return
+        self._num_bytes += len(data)
+        super().data_received(data)
+        if self._refusal is not None or self.transport.is_closing():
+            return
+        if self._num_bytes > self.limits.head_bytes:
+            self._refuse(self._too_large())
+        elif self._reading is None and (self._running is None or self._running.response_complete):
+            self._expect_head()  # something came between two requests, and uvicorn's patience for the next has ended with it
+
+    def on_message_begin(self) -> None:
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._stop(BadRequest(f"more than {MAX_PIPELINED} requests came before they could be answered"))
+        self._is_in_head = True
+        self._expect_head()
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Of a head. What stands behind a body is not taken for headers."""
+        if self._is_in_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """From here on the door has a limit of its own, for the body."""
+        self._forget_head()
+        self._is_in_head = False
+        self._num_bytes = 0
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > self.limits.head_bytes:
+            self._stop(self._too_large())
+        super().on_headers_complete()
+        if self.expect_100_continue or self.parser.should_upgrade():
+            self.cycle.keep_alive = False  # whether a body or another protocol follows a refusal, only the client knows
+
+    def on_body(self, body: bytes) -> None:
+        self._num_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._num_bytes = 0
+        super().on_message_complete()
+
+    # -- writing ---------------------------------------------------------------------------------------------------------------
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._forget_reader()
+
+    def _watch_reader(self) -> None:
+        self._num_unsent = self.transport.get_write_buffer_size()
+        self._writing = self.loop.call_later(self.limits.write_s, self._look_at_reader)
+
+    def _look_at_reader(self) -> None:
+        if self.transport.get_write_buffer_size() < self._num_unsent:
+            self._watch_reader()
+            return
+        log.warning("a client read nothing for %g s: its connection is closed", self.limits.write_s)
+        self.refused("slow_reader")
+        self.transport.abort()
+
+    def _forget_reader(self) -> None:
+        if self._writing is not None:
+            self._writing.cancel()
+            self._writing = None
+
+    # -- answering -------------------------------------------------------------------------------------------------------------
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._refusal is not None and not self._is_answering():
+            self._answer(self._refusal)
+
+    def _is_answering(self) -> bool:
+        """A request came whole, or was answered before it had, and its answer is not at its end."""
+        running = self._running
+        return running is not None and not running.response_complete and (running.response_started or not running.more_body)
+
+    def _abandon(self) -> None:
+        """Let the request that is answered know that nobody waits for it, though another may have come behind it."""
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+
+    # -- refusing --------------------------------------------------------------------------------------------------------------
+    def send_400_response(self, msg: str) -> None:
+        """What the parser cannot go on with: it is no HTTP, or one of the callbacks above has stopped it."""
+        self._refuse(self._refusal or BadRequest("this is not a valid HTTP request"))
+
+    def _stop(self, error: RequestError) -> NoReturn:
+        """Out of a callback of the parser, which then ends in `send_400_response`."""
+        self._refusal = error
+        raise error
+
+    def _refuse(self, error: RequestError) -> None:
+        self._refusal = error
+        self._forget_head()
+        self.refused(error.code)
+        if not self._is_answering():
+            self._answer(error)
+
+    def _answer(self, error: RequestError) -> None:
+        if self.transport.is_closing():
+            return
+        self._abandon()
+        body = msgspec.json.encode(error_body(error))
+        head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
+        self.transport.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
+        self.transport.close()
+
+    def _too_large(self) -> HeadTooLarge:
+        return HeadTooLarge(f"a request's head may have {self.limits.head_bytes} bytes")
+
+    # -- the patience for a head -----------------------------------------------------------------------------------------------
+    def _expect_head(self) -> None:
+        self._forget_head()
+        self._reading = self.loop.call_later(self.limits.read_s, self._give_up)
+
+    def _give_up(self) -> None:
+        if self._is_in_head:
+            self._refuse(SlowRequest(f"the request's head did not come to its end within {self.limits.read_s:g} s"))
+        else:
             self.transport.close()
 
-        def _expect_head(self) -> None:
-            self._forget_head()
-            self._head_timer = self.loop.call_later(head_s, self.transport.close)
+    def _forget_head(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
 
-        def _forget_head(self) -> None:
-            if self._head_timer is not None:
-                self._head_timer.cancel()
-                self._head_timer = None
 
-    return BoundedProtocol
+def bounded_protocol(limits: WireLimits, refused: Callable[[str], None]) -> type[BoundedProtocol]:
+    """The class that uvicorn makes its connections of."""
+    return type("BoundedProtocol", (BoundedProtocol,), {"limits": limits, "refused": staticmethod(refused)})

@@ -18,7 +18,7 @@ from services.gateway.desk import Desk
 from services.gateway.http import HttpDoor
 from services.gateway.models import Models
 from services.gateway.natsdoor import NatsDoor
-from services.gateway.protocol import bounded_protocol
+from services.gateway.protocol import WireLimits, bounded_protocol
 from services.gateway.secret import cluster_secret
 from services.gateway.sessions import Sessions
 from services.gateway.worker_loads import WorkerLoads
@@ -30,6 +30,7 @@ from shared.telemetry import Telemetry
 from shared.types import InstanceId
 
 STOP_S = 2.0
+HEAD_BYTES = 32_768
 
 log = logging.getLogger(__name__)
 
@@ -77,15 +78,19 @@ class GatewayService(Service):
     async def _serve_http(self, http: HttpDoor, listener: socket.socket) -> None:
         host, port = listener.getsockname()[:2]
         self._http_address = f"{host}:{port}"
+        config = self.config
+        limits = WireLimits(config.read_s, config.write_s, HEAD_BYTES, config.max_connections)
         settings = uvicorn.Config(
             http.app(),
-            http=bounded_protocol(self.config.read_s, self.config.max_connections),
+            http=bounded_protocol(limits, lambda code: self.telemetry.count("http_errors", code=code)),
+            ws="none",
             loop="none",
             lifespan="off",
             log_config=None,
+            log_level="error",  # what is no HTTP is counted; it must not fill the log
             access_log=False,
             server_header=False,
-            h11_max_incomplete_event_size=16_384,
+            proxy_headers=False,
             timeout_keep_alive=60,
             backlog=2048,
         )

@@ -15,10 +15,14 @@ import jinja2.sandbox
 from tokenizers import Tokenizer as HfTokenizer
 
 from services.gateway.detokenizer import ByteStream, DecodedStream, TextStream, TokenBytes, is_byte_level
-from shared.errors import BadRequest, ModelFault
+from shared.errors import BadRequest, ModelFault, PromptTooLong
 
 LONG_TEXT_CHARS = 12_000
-"""About 4,000 tokens: above this, tokenising leaves the event loop."""
+"""About 3,000 tokens: above this, tokenising leaves the event loop."""
+SUSPECT_CHARS = 8
+"""A text of more than so many characters for each token that may be is counted piece by piece first, until it is too long."""
+PIECE_SLACK = 16
+"""Cutting a text may make tokens: of a piece's, so many are not counted."""
 
 
 class TemplateRefusal(jinja2.TemplateError):
@@ -38,17 +42,25 @@ class Tokenizer:
         self._bytes = TokenBytes(self._tokenizer) if is_byte_level(self._tokenizer) else None
         self._template = _compile(config.get("chat_template"))
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids."""
-        if len(text) > LONG_TEXT_CHARS:
-            return await asyncio.to_thread(self._encode, text, add_special_tokens)
-        return self._encode(text, add_special_tokens)
-
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+    async def encode(self, text: str, *, add_special_tokens: bool, max_tokens: int | None = None) -> list[int]:
+        """Token ids. Raises PromptTooLong for a text that is far too long for `max_tokens`, before all of it is tokenised."""
         try:
-            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+            if len(text) <= LONG_TEXT_CHARS:
+                return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+            return await asyncio.to_thread(self._encode_long, text, add_special_tokens, max_tokens)
         except (UnicodeError, TypeError) as error:  # lone surrogates
             raise BadRequest("the text is not valid Unicode") from error
+
+    def _encode_long(self, text: str, add_special_tokens: bool, max_tokens: int | None) -> list[int]:
+        """In a thread. By batches of one, which let other threads run; `encode` would hold the interpreter's lock to its end."""
+        if max_tokens is not None and len(text) > SUSPECT_CHARS * max_tokens:
+            count = 0
+            for start in range(0, len(text), LONG_TEXT_CHARS):
+                piece = text[start : start + LONG_TEXT_CHARS]
+                count += max(len(self._tokenizer.encode_batch_fast([piece], add_special_tokens=False)[0].ids) - PIECE_SLACK, 0)
+                if count > max_tokens:
+                    raise PromptTooLong(count, max_tokens, is_whole=False)
+        return list(self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))

@@ -103,6 +103,8 @@ BAD: list[tuple[str, bytes | dict[str, Any], int, str | None]] = [
     (CHAT, chat(top_logprobs=2), 400, "top_logprobs"),
     (CHAT, chat(logit_bias={"x": 1}), 400, "logit_bias"),
     (CHAT, chat(logit_bias={"999999": 1}), 400, "logit_bias"),
+    (CHAT, chat(logit_bias={"1" * 5000: 1}), 400, "logit_bias"),
+    (CHAT, chat(logit_bias={"١": 1}), 400, "logit_bias"),
     (CHAT, chat(logit_bias={str(number): 1 for number in range(2000)}), 400, "logit_bias"),
     (CHAT, chat(stream_options={"include_usage": True}), 400, "stream_options"),
     (CHAT, chat(slipstream={"deadline_ms": 0}), 400, "slipstream.deadline_ms"),
@@ -145,6 +147,27 @@ async def test_bad_input_is_refused_by_name(door: Door, path: str, body: Any, st
     assert reply.error["code"]
     assert len(door.gateway.sessions) == 0
     await door.is_unharmed()
+
+
+async def test_a_text_that_is_far_too_long_holds_up_nobody(door: Door) -> None:
+    """It is refused before all of it is tokenised, and while that goes on, other threads and the event loop run."""
+    ticks: list[float] = []
+
+    async def tick() -> None:
+        while True:
+            ticks.append(asyncio.get_running_loop().time())
+            await asyncio.sleep(0.001)
+
+    ticking = asyncio.create_task(tick())
+    long = "The quick brown fox jumps over the lazy dog. " * 80_000
+    refused = [door.web.post(CHAT, chat(messages=[{"role": "user", "content": long}])), door.web.post(TEXT, text(prompt=long))]
+    for reply in await asyncio.gather(*refused):
+        assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded"), reply.body[:300]
+        assert "more than" in reply.error["message"]
+    ticking.cancel()
+    fits = await door.web.post(TEXT, text(prompt="The quick brown fox jumps over the lazy dog. " * 500, max_tokens=1))
+    assert fits.status == 200 and 4500 < fits.json["usage"]["prompt_tokens"] < 6000
+    assert len(ticks) > 20
 
 
 async def test_a_call_ends_at_the_deadline_that_it_set(door: Door) -> None:
