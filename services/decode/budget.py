@@ -10,6 +10,8 @@ IDLE_MS = 200.0
 """What a step in which nothing decodes may take: there is no inter-token latency to protect, but a cancel waits for its end."""
 FIRST_IDLE_TOKENS = 256
 """Prompt tokens of such a step, until what a token costs is known."""
+LEAST_IDLE_TOKENS = 128
+"""A step costs something whatever it computes: the fewer its tokens, the dearer each seems, and the fewer the next step would have."""
 
 
 class PrefillBudget:
@@ -26,7 +28,7 @@ class PrefillBudget:
     def num_idle_tokens(self) -> int:
         """Prompt tokens of a step in which nothing decodes."""
         idle = IDLE_MS / self.ms_per_token.value if self.ms_per_token.value else FIRST_IDLE_TOKENS
-        return max(int(min(idle, LARGEST)), self.num_tokens)
+        return max(int(min(idle, LARGEST)), LEAST_IDLE_TOKENS, self.num_tokens)
 
     def observe(self, step_ms: float, num_prompt_tokens: int, num_decoding: int) -> None:
         """One step was measured."""

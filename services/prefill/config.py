@@ -21,4 +21,4 @@ class PrefillConfig(msgspec.Struct, frozen=True, kw_only=True):
     chunk_ms: Annotated[float, msgspec.Meta(gt=0, le=10_000)] = 200.0
     """What a chunk may take: a cancel or a shorter prompt waits no longer."""
     chunk_tokens: Annotated[int, msgspec.Meta(ge=16, le=65_536)] = 256
-    """Tokens of a chunk, until the rate is known."""
+    """Tokens of a chunk, until the rate is known; and twice the least of later ones."""

@@ -8,7 +8,6 @@ from shared.errors import OutOfBlocks
 from shared.ewma import Ewma
 from shared.kv.block_pool import BlockPool
 
-SMALLEST_CHUNK = 16
 LARGEST_CHUNK = 8192
 
 
@@ -27,11 +26,14 @@ class PrefillScheduler:
 
     @property
     def chunk_tokens(self) -> int:
-        """Tokens that take about `chunk_ms` at the measured rate."""
+        """Tokens that take about `chunk_ms` at the measured rate, but never less than half of what it began with.
+
+        A step costs something whatever it computes: the smaller the chunk, the lower the rate, and the smaller the next chunk.
+        """
         if not self.tokens_per_s.value:
             return max(self._first_chunk_tokens, self.block_size)
         tokens = min(self.tokens_per_s.value * self._target_chunk_ms / 1000, LARGEST_CHUNK)
-        return max(int(tokens), SMALLEST_CHUNK, self.block_size)
+        return max(int(tokens), self._first_chunk_tokens // 2, self.block_size)
 
     @property
     def ms_per_token(self) -> float:

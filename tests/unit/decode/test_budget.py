@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.decode.budget import FIRST_IDLE_TOKENS, LARGEST, SMALLEST, PrefillBudget
+from services.decode.budget import FIRST_IDLE_TOKENS, LARGEST, LEAST_IDLE_TOKENS, SMALLEST, PrefillBudget
 
 
 def measured(decode_ms: float, ms_per_token: float, target_itl_ms: float = 50.0) -> PrefillBudget:
@@ -31,10 +31,18 @@ def test_it_fills_what_the_target_leaves(decode_ms: float, ms_per_token: float, 
 
 
 def test_a_step_in_which_nothing_decodes_takes_200_ms() -> None:
-    assert measured(10.0, 2.0).num_idle_tokens == pytest.approx(100, abs=1)
+    assert measured(10.0, 1.0).num_idle_tokens == pytest.approx(200, abs=1)
     assert measured(10.0, 0.5).num_idle_tokens == pytest.approx(400, abs=1)
     assert measured(1.0, 0.001).num_idle_tokens == LARGEST
-    assert measured(10.0, 100.0).num_idle_tokens == SMALLEST, "never less than beside decoding ones"
+    assert measured(1.0, 0.2, target_itl_ms=500.0).num_idle_tokens == LARGEST, "never less than beside decoding ones"
+
+
+def test_what_a_step_costs_by_itself_does_not_starve_it() -> None:
+    """120 ms a step and 3 a token."""
+    budget = PrefillBudget(32, 50.0)
+    for _ in range(100):
+        budget.observe(120.0 + 3.0 * budget.num_idle_tokens, budget.num_idle_tokens, 0)
+    assert budget.num_idle_tokens == LEAST_IDLE_TOKENS
 
 
 def test_a_prompt_alone_is_measured_whole_and_a_short_rest_is_not() -> None:

@@ -80,8 +80,22 @@ def test_the_chunk_follows_the_measured_rate() -> None:
     batch = scheduler.schedule([job])
     assert batch is not None
     assert batch.num_tokens == 64
-    scheduler.commit(batch, 640.0)  # 100 tokens a second
-    assert scheduler.chunk_tokens == 20
+    scheduler.commit(batch, 320.0)  # 200 tokens a second
+    assert scheduler.chunk_tokens == 40
+
+
+def test_what_a_step_costs_by_itself_does_not_starve_the_chunks() -> None:
+    """120 ms a step and 3 a token: by the rate alone, chunks would shrink to one block, at a third of the speed."""
+    scheduler = PrefillScheduler(BlockPool(1024), BLOCK_SIZE, 256, 200.0)
+    job = make(0, list(range(100, 3000)))
+    place(scheduler, job)
+    sizes = []
+    while job.num_left_tokens:
+        batch = scheduler.schedule([job])
+        assert batch is not None
+        sizes.append(batch.num_tokens)
+        scheduler.commit(batch, 120.0 + 3.0 * batch.num_tokens)
+    assert sizes[0] == 256 and set(sizes[2:-1]) == {128}
 
 
 def test_a_chunk_is_a_block_at_least() -> None:
