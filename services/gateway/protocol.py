@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
+import sys
+import termios
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, ClassVar, NamedTuple, NoReturn
@@ -16,6 +19,8 @@ from shared.errors import BadRequest, HeadTooLarge, RequestError, SlowRequest
 
 MAX_PIPELINED = 16
 """Requests that a client may send before the first of them is answered."""
+LINGER_S = 1.0
+"""After a refusal, for the client to read it and close."""
 
 log = logging.getLogger(__name__)
 
@@ -30,14 +35,14 @@ class WireLimits(NamedTuple):
     head_bytes: int
     """A request's target, names and values; the same for what follows a body. What one read of the socket brings may come on top."""
     max_connections: int
+    refused: Callable[[str], None]
+    """Told the code of whatever is refused or cut off."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
     """One connection. What is refused is answered in the API's words, behind the answers that are under way, and ends the connection."""
 
     limits: ClassVar[WireLimits]
-    refused: ClassVar[Callable[[str], None]]
-    """Told the code of whatever is refused or cut off."""
 
     _running: RequestResponseCycle | None = None
     """The request that is answered; `cycle` is the last that came."""
@@ -54,7 +59,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         transport.set_write_buffer_limits(0)  # `pause_writing` then tells of every client that does not take what it is sent
         if len(self.connections) > self.limits.max_connections:
-            self.refused("too_many_connections")
+            self.limits.refused("too_many_connections")
             transport.abort()
         else:
             self._expect_head()
@@ -119,16 +124,21 @@ class BoundedProtocol(HttpToolsProtocol):
         self._forget_reader()
 
     def _watch_reader(self) -> None:
-        self._num_unsent = self.transport.get_write_buffer_size()
+        self._num_unsent = self._unsent_bytes()
         self._writing = self.loop.call_later(self.limits.write_s, self._look_at_reader)
 
     def _look_at_reader(self) -> None:
-        if self.transport.get_write_buffer_size() < self._num_unsent:
+        if self._unsent_bytes() < self._num_unsent:
             self._watch_reader()
             return
         log.warning("a client read nothing for %g s: its connection is closed", self.limits.write_s)
-        self.refused("slow_reader")
+        self.limits.refused("slow_reader")
         self.transport.abort()
+
+    def _unsent_bytes(self) -> int:
+        """Here and in the kernel, which takes more only when a third of what it holds has been taken by the client."""
+        in_kernel = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+        return self.transport.get_write_buffer_size() + int.from_bytes(in_kernel, sys.byteorder)
 
     def _forget_reader(self) -> None:
         if self._writing is not None:
@@ -154,6 +164,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Let the request that is answered know that nobody waits for it, though another may have come behind it."""
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
+            self._running.waiting_for_100_continue = False
             self._running.message_event.set()
 
     # -- refusing --------------------------------------------------------------------------------------------------------------
@@ -169,7 +180,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _refuse(self, error: RequestError) -> None:
         self._refusal = error
         self._forget_head()
-        self.refused(error.code)
+        self.limits.refused(error.code)
         if not self._is_answering():
             self._answer(error)
 
@@ -180,7 +191,8 @@ class BoundedProtocol(HttpToolsProtocol):
         body = msgspec.json.encode(error_body(error))
         head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
         self.transport.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
-        self.transport.close()
+        self.transport.write_eof()  # what still comes is read and dropped: to close now would reset the connection, and the answer with it
+        self._reading = self.loop.call_later(LINGER_S, self.transport.close)
 
     def _too_large(self) -> HeadTooLarge:
         return HeadTooLarge(f"a request's head may have {self.limits.head_bytes} bytes")
@@ -202,6 +214,6 @@ class BoundedProtocol(HttpToolsProtocol):
             self._reading = None
 
 
-def bounded_protocol(limits: WireLimits, refused: Callable[[str], None]) -> type[BoundedProtocol]:
+def bounded_protocol(limits: WireLimits) -> type[BoundedProtocol]:
     """The class that uvicorn makes its connections of."""
-    return type("BoundedProtocol", (BoundedProtocol,), {"limits": limits, "refused": staticmethod(refused)})
+    return type("BoundedProtocol", (BoundedProtocol,), {"limits": limits})

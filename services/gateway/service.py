@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import uvicorn
@@ -17,12 +18,13 @@ from services.gateway.config import GatewayConfig
 from services.gateway.desk import Desk
 from services.gateway.http import HttpDoor
 from services.gateway.models import Models
-from services.gateway.natsdoor import NatsDoor
+from services.gateway.natsdoor import NatsDoor, endpoints
 from services.gateway.protocol import WireLimits, bounded_protocol
 from services.gateway.secret import cluster_secret
 from services.gateway.sessions import Sessions
 from services.gateway.worker_loads import WorkerLoads
 from shared.bus.base import Bus
+from shared.bus.discovery import Endpoint
 from shared.errors import EnvironmentFault
 from shared.messages.fleet import WorkerLease
 from shared.service import Service
@@ -79,10 +81,16 @@ class GatewayService(Service):
         host, port = listener.getsockname()[:2]
         self._http_address = f"{host}:{port}"
         config = self.config
-        limits = WireLimits(config.read_s, config.write_s, HEAD_BYTES, config.max_connections)
+        limits = WireLimits(
+            read_s=config.read_s,
+            write_s=config.write_s,
+            head_bytes=HEAD_BYTES,
+            max_connections=config.max_connections,
+            refused=lambda code: self.telemetry.count("http_errors", code=code),
+        )
         settings = uvicorn.Config(
             http.app(),
-            http=bounded_protocol(limits, lambda code: self.telemetry.count("http_errors", code=code)),
+            http=bounded_protocol(limits),
             ws="none",
             loop="none",
             lifespan="off",
@@ -123,6 +131,12 @@ class GatewayService(Service):
 
     def detail(self) -> str:
         return f"http://{self._http_address}"
+
+    def endpoints(self) -> Sequence[Endpoint]:
+        return endpoints(self.subjects)
+
+    def endpoint_stats(self) -> Mapping[str, Mapping[str, Any]]:
+        return self._nats_door.stats() if self._nats_door is not None else {}
 
 
 class _Server(uvicorn.Server):

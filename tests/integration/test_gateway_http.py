@@ -1,268 +1,17 @@
-"""The HTTP door of a real gateway, with a real router and a simulated worker behind it, in one process."""
+"""What the HTTP door answers: routes, headers, metrics, and replies, whole and in events."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
-import msgspec
 import pytest
-import pytest_asyncio
-import uvicorn
 
-from services.decode.service import DecodeService
-from services.gateway.protocol import bounded_protocol
-from services.gateway.service import GatewayService
-from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.bus.streams import provision
-from shared.messages.subjects import Subjects
-from shared.telemetry import NullTelemetry
-from tests.support.cluster import Cluster
-from tests.support.http import Reply, Web, read_reply, request_bytes
+from tests.support.door import CHAT, TEXT, Door, chat, text
+from tests.support.http import Reply
 from tests.support.model_fixture import MODEL
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.asyncio(loop_scope="module")]
-
-CHAT = "/v1/chat/completions"
-TEXT = "/v1/completions"
-NAMESPACE = "httpdoor"
-READ_S = 1.0
-"""How long the gateway waits for the rest of a request."""
-
-
-class Door:
-    """What the tests need of the cluster."""
-
-    def __init__(self, gateway: GatewayService, worker: DecodeService) -> None:
-        self.gateway = gateway
-        self.worker = worker
-        self.web = Web(gateway.describe().http_address)
-
-    async def is_unharmed(self) -> None:
-        reply = await self.web.post(TEXT, {"model": MODEL, "prompt": [1000, 1001], "max_tokens": 1})
-        assert reply.status == 200, reply.body
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def door(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Door]:
-    broker = MemoryBroker()
-    buses: list[MemoryBus] = []
-
-    async def make_bus() -> MemoryBus:
-        buses.append(MemoryBus(broker))
-        return buses[-1]
-
-    await provision(await make_bus(), Subjects(NAMESPACE))
-    async with Cluster(make_bus, NAMESPACE, tmp_path_factory.mktemp("door"), "a=0,d=2", read_s=READ_S) as cluster:  # type: ignore[arg-type]
-        worker = await cluster.decode()
-        await cluster.router()
-        await cluster.served()
-        yield Door(cluster.gateway, worker)
-    for bus in buses:
-        await bus.close()
-
-
-def chat(**fields: Any) -> dict[str, Any]:
-    return {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, **fields}
-
-
-def text(**fields: Any) -> dict[str, Any]:
-    return {"model": MODEL, "prompt": "hello there", "max_tokens": 3, **fields}
-
-
-BAD: list[tuple[str, bytes | dict[str, Any], int, str | None]] = [
-    (CHAT, b"{", 400, None),
-    (CHAT, b"[]", 400, None),
-    (CHAT, b"", 400, None),
-    (CHAT, b'{"a":' * 100_000, 400, None),
-    (CHAT, b"\xff\xfe", 400, None),
-    (CHAT, chat(model="gpt-4"), 404, "model"),
-    (CHAT, {"messages": [{"role": "user", "content": "x"}]}, 400, "model"),
-    (CHAT, chat(messages=[]), 400, "messages"),
-    (CHAT, chat(messages="hi"), 400, "messages"),
-    (CHAT, chat(messages=[{"role": "robot", "content": "x"}]), 400, "messages[0].role"),
-    (CHAT, chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]), 400, None),
-    (CHAT, chat(max_tokens=0), 400, "max_tokens"),
-    (CHAT, chat(max_tokens=-1), 400, "max_tokens"),
-    (CHAT, chat(max_tokens=10**9), 400, "max_tokens"),
-    (CHAT, chat(max_tokens=100_000), 400, "max_tokens"),
-    (CHAT, chat(max_tokens=2**63), 400, None),
-    (CHAT, chat(max_tokens="three"), 400, "max_tokens"),
-    (CHAT, b'{"model":"m","messages":[{"role":"user","content":"x"}],"temperature":NaN}', 400, None),
-    (CHAT, b'{"model":"m","messages":[{"role":"user","content":"x"}],"temperature":1e999}', 400, None),
-    (CHAT, chat(temperature=-1), 400, "temperature"),
-    (CHAT, chat(temperature=3), 400, "temperature"),
-    (CHAT, chat(top_p=0), 400, "top_p"),
-    (CHAT, chat(n=10**9), 400, "n"),
-    (CHAT, chat(n=0), 400, "n"),
-    (CHAT, chat(stop=["x"] * 100_000), 400, "stop"),
-    (CHAT, chat(stop=""), 400, "stop"),
-    (CHAT, chat(logprobs=True, top_logprobs=10**6), 400, "top_logprobs"),
-    (CHAT, chat(top_logprobs=2), 400, "top_logprobs"),
-    (CHAT, chat(logit_bias={"x": 1}), 400, "logit_bias"),
-    (CHAT, chat(logit_bias={"999999": 1}), 400, "logit_bias"),
-    (CHAT, chat(logit_bias={"1" * 5000: 1}), 400, "logit_bias"),
-    (CHAT, chat(logit_bias={"١": 1}), 400, "logit_bias"),
-    (CHAT, chat(logit_bias={str(number): 1 for number in range(2000)}), 400, "logit_bias"),
-    (CHAT, chat(stream_options={"include_usage": True}), 400, "stream_options"),
-    (CHAT, chat(slipstream={"deadline_ms": 0}), 400, "slipstream.deadline_ms"),
-    (CHAT, chat(slipstream={"deadline_ms": 10**9}), 400, "slipstream.deadline_ms"),
-    (CHAT, chat(slipstream="now"), 400, "slipstream"),
-    (CHAT, chat(chat_template_kwargs={"messages": 1}), 400, "chat_template_kwargs"),
-    (CHAT, chat(tools=[{"type": "function"}], tool_choice="required"), 501, None),
-    (CHAT, chat(response_format={"type": "json_object"}), 501, None),
-    (CHAT, b'{"model":"' + MODEL.encode() + b'","messages":[{"role":"user","content":"\\ud800"}]}', 400, None),
-    (TEXT, text(prompt=""), 400, "prompt"),
-    (TEXT, text(prompt=[]), 400, "prompt"),
-    (TEXT, text(prompt=[[]]), 400, "prompt"),
-    (TEXT, text(prompt=["a", 1]), 400, "prompt"),
-    (TEXT, text(prompt=[10**7]), 400, "prompt"),
-    (TEXT, text(prompt=[-1]), 400, "prompt"),
-    (TEXT, text(prompt=[1000, 2**70]), 400, "prompt"),
-    (TEXT, text(prompt=[[1000], [49_152]]), 400, "prompt"),
-    (TEXT, text(stop_token_ids=[49_152]), 400, "stop_token_ids"),
-    (TEXT, text(stop_token_ids=[-1]), 400, "stop_token_ids"),
-    (CHAT, chat(tools=[{}]), 501, None),
-    (CHAT, chat(tools=[{"type": "function"}], tool_choice="auto"), 501, None),
-    (TEXT, text(prompt=[1000] * 9000), 400, "messages"),
-    (TEXT, text(prompt=5), 400, "prompt"),
-    (TEXT, text(logprobs=21), 400, "logprobs"),
-    (TEXT, text(best_of=3), 400, "best_of"),
-    (TEXT, text(suffix="x"), 400, "suffix"),
-    (TEXT, text(echo=True, logprobs=1), 501, None),
-    ("/v1/embeddings", {"model": MODEL, "input": "x"}, 501, None),
-    ("/tokenize", {}, 400, "prompt"),
-    ("/detokenize", {"tokens": [10**7]}, 400, "tokens"),
-]
-
-
-@pytest.mark.parametrize(("path", "body", "status", "param"), BAD)
-async def test_bad_input_is_refused_by_name(door: Door, path: str, body: Any, status: int, param: str | None) -> None:
-    reply = await door.web.post(path, body)
-    assert reply.status == status, reply.body[:300]
-    if param is not None:
-        assert reply.error["param"] == param
-    assert reply.error["code"]
-    assert len(door.gateway.sessions) == 0
-    await door.is_unharmed()
-
-
-async def test_a_text_that_is_far_too_long_holds_up_nobody(door: Door) -> None:
-    """It is refused before all of it is tokenised, and while that goes on, other threads and the event loop run."""
-    ticks: list[float] = []
-
-    async def tick() -> None:
-        while True:
-            ticks.append(asyncio.get_running_loop().time())
-            await asyncio.sleep(0.001)
-
-    ticking = asyncio.create_task(tick())
-    long = "The quick brown fox jumps over the lazy dog. " * 80_000
-    refused = [door.web.post(CHAT, chat(messages=[{"role": "user", "content": long}])), door.web.post(TEXT, text(prompt=long))]
-    for reply in await asyncio.gather(*refused):
-        assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded"), reply.body[:300]
-        assert "more than" in reply.error["message"]
-    ticking.cancel()
-    fits = await door.web.post(TEXT, text(prompt="The quick brown fox jumps over the lazy dog. " * 500, max_tokens=1))
-    assert fits.status == 200 and 4500 < fits.json["usage"]["prompt_tokens"] < 6000
-    assert len(ticks) > 20
-
-
-async def test_a_call_ends_at_the_deadline_that_it_set(door: Door) -> None:
-    """The worker takes 2 ms a token."""
-    body = text(max_tokens=2000, ignore_eos=True, slipstream={"deadline_ms": 300})
-    reply = await door.web.post(TEXT, body)
-    assert (reply.status, reply.error["code"]) == (504, "deadline_exceeded"), reply.body[:300]
-    await until(lambda: not door.worker.jobs())
-    await door.is_unharmed()
-
-
-async def test_a_date_that_keeps_prompts_from_being_reused_is_counted(door: Door) -> None:
-    """Through the real template and tokenizer; what is counted is the kind, and how much stands behind it."""
-    rules = "Answer shortly, in plain words, and never make anything up. If you do not know, say so, and say where one could look. "
-
-    def prompt(day: str) -> dict[str, Any]:
-        return chat(messages=[{"role": "system", "content": f"{rules} It is {day}. {rules}"}, {"role": "user", "content": "hi"}])
-
-    telemetry = door.gateway.telemetry
-    assert isinstance(telemetry, NullTelemetry)
-
-    await door.web.post(CHAT, prompt("2026-12-01 09:30"))
-    before = telemetry.total("prompt_fork_tokens", place="later", kind="time")
-    reply = await door.web.post(CHAT, prompt("2026-12-02 17:45"))
-    behind = telemetry.total("prompt_fork_tokens", place="later", kind="time") - before
-    assert 20 < behind < reply.json["usage"]["prompt_tokens"] - 20
-    assert "2026" not in str(telemetry.counts)
-
-
-async def test_an_unknown_model_names_those_that_are_served(door: Door) -> None:
-    error = (await door.web.post(CHAT, chat(model="gpt-4"))).error
-    assert error["code"] == "model_not_found"
-    assert MODEL in error["message"]
-
-
-async def test_too_long_a_prompt_names_both_numbers(door: Door) -> None:
-    error = (await door.web.post(TEXT, text(prompt=[1000] * 9000))).error
-    assert error["code"] == "context_length_exceeded"
-    assert "9000" in error["message"]
-    assert "8192" in error["message"]
-
-
-async def test_a_large_body_is_not_read_to_its_end(door: Door) -> None:
-    reader, writer = await door.web.connect()
-    writer.write(request_bytes("POST", CHAT).replace(b"content-length: 0", b"content-length: 4194305"))
-    assert b" 413 " in await reader.readline()
-    writer.close()
-    await door.is_unharmed()
-
-
-async def test_a_request_that_does_not_come_to_its_end_is_given_up(door: Door) -> None:
-    reader, writer = await door.web.connect()
-    writer.write(request_bytes("POST", CHAT).replace(b"content-length: 0", b"content-length: 100") + b'{"model":')
-    assert b" 408 " in await reader.readline()
-    writer.close()
-    await door.is_unharmed()
-
-
-@pytest.mark.parametrize("begun", [b"", b"POST /v1/chat/completions HT", b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-slow: "])
-async def test_a_head_that_does_not_come_to_its_end_costs_its_connection(begun: bytes) -> None:
-    """Against the protocol alone, with a patience that a test has."""
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        raise AssertionError("there was no request")
-
-    settings = uvicorn.Config(app, http=bounded_protocol(0.2, 100), lifespan="off", log_config=None, port=0)
-    settings.load()
-    server = uvicorn.Server(settings)
-    server.lifespan = settings.lifespan_class(settings)
-    await server.startup()
-    host, port = server.servers[0].sockets[0].getsockname()[:2]
-    reader, writer = await asyncio.open_connection(host, port)
-    writer.write(begun)
-    assert await reader.read() == b""
-    writer.close()
-    await server.shutdown()
-
-
-async def test_what_is_no_http_is_refused_in_the_apis_words(door: Door) -> None:
-    reader, writer = await door.web.connect()
-    writer.write(b"\x16\x03\x01 not http\r\n\r\n")
-    reply = await read_reply(reader)
-    assert (reply.status, reply.error["type"]) == (400, "invalid_request_error")
-    writer.close()
-    await door.is_unharmed()
-
-
-async def test_a_client_that_leaves_in_the_middle_of_its_request_is_no_fault(door: Door, caplog: pytest.LogCaptureFixture) -> None:
-    for _ in range(5):
-        _, writer = await door.web.connect()
-        writer.write(request_bytes("POST", CHAT).replace(b"content-length: 0", b"content-length: 100") + b'{"model":')
-        await writer.drain()
-        writer.transport.abort()
-    await door.is_unharmed()
-    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 async def test_routes_methods_and_ids(door: Door) -> None:
@@ -289,8 +38,7 @@ async def test_why_it_went_where_it_went_is_told_on_request(door: Door) -> None:
 
 
 async def test_dashboards_made_for_vllm_find_their_names(door: Door) -> None:
-    telemetry = door.gateway.telemetry
-    assert isinstance(telemetry, NullTelemetry)
+    telemetry = door.telemetry
     await door.web.post(TEXT, text(max_tokens=7))
     for name in ("queue_time_seconds", "prefill_time_seconds", "decode_time_seconds", "prompt_tokens", "generation_tokens"):
         assert telemetry.observations[(f"vllm:request_{name}", (("model_name", MODEL),))], name
@@ -302,8 +50,7 @@ async def test_dashboards_made_for_vllm_find_their_names(door: Door) -> None:
 
 
 async def test_the_server_metrics_of_the_genai_conventions(door: Door) -> None:
-    telemetry = door.gateway.telemetry
-    assert isinstance(telemetry, NullTelemetry)
+    telemetry = door.telemetry
     labels = {"gen_ai_operation_name": "chat", "gen_ai_provider_name": "slipstream", "gen_ai_request_model": MODEL}
     durations = telemetry.observations[("gen_ai_server_request_duration_seconds", tuple(sorted((labels | {"error_type": ""}).items())))]
     rest = [
@@ -416,31 +163,27 @@ async def test_cached_tokens_are_told(door: Door) -> None:
     assert second.headers["x-slipstream-cached-tokens"] == "32"
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("wait_for_text", [False, True])
-async def test_a_client_that_leaves_frees_its_blocks(door: Door, stream: bool, wait_for_text: bool) -> None:
-    reader, writer = await door.web.connect()
-    body = msgspec.json.encode(text(max_tokens=4000, ignore_eos=True, stream=stream))
-    writer.write(request_bytes("POST", TEXT, body))
-    await until(lambda: door.worker.scheduler.running)
-    if wait_for_text and stream:
-        await reader.readuntil(b"data: ")
-    writer.close()
-    await until(lambda: len(door.gateway.sessions) == 0 and not door.worker.jobs())
-    door.worker.scheduler.pool.check_integrity()
-    assert door.worker.scheduler.pool.num_used == 0
+async def test_a_call_ends_at_the_deadline_that_it_set(door: Door) -> None:
+    """The worker takes 2 ms a token."""
+    body = text(max_tokens=2000, ignore_eos=True, slipstream={"deadline_ms": 300})
+    reply = await door.web.post(TEXT, body)
+    assert (reply.status, reply.error["code"]) == (504, "deadline_exceeded"), reply.body[:300]
+    await until(lambda: not door.worker.jobs())
+    await door.is_unharmed()
 
 
-async def test_many_that_leave_do_not_keep_the_next_waiting(door: Door) -> None:
-    """Two hundred long requests whose clients give up at once; then a short one must be answered."""
-    writers = []
-    for number in range(200):
-        _, writer = await door.web.connect()
-        writer.write(request_bytes("POST", TEXT, msgspec.json.encode(text(prompt=[3000 + number], max_tokens=4000, stream=True))))
-        writers.append(writer)
-    await until(lambda: len(door.gateway.sessions) == 200)
-    for writer in writers:
-        writer.close()
-    reply = await door.web.post(TEXT, text(max_tokens=10))
-    assert reply.status == 200
-    await until(lambda: not door.worker.jobs() and len(door.gateway.sessions) == 0)
+async def test_a_date_that_keeps_prompts_from_being_reused_is_counted(door: Door) -> None:
+    """Through the real template and tokenizer; what is counted is the kind, and how much stands behind it."""
+    rules = "Answer shortly, in plain words, and never make anything up. If you do not know, say so, and say where one could look. "
+
+    def prompt(day: str) -> dict[str, Any]:
+        return chat(messages=[{"role": "system", "content": f"{rules} It is {day}. {rules}"}, {"role": "user", "content": "hi"}])
+
+    telemetry = door.telemetry
+
+    await door.web.post(CHAT, prompt("2026-12-01 09:30"))
+    before = telemetry.total("prompt_fork_tokens", place="later", kind="time")
+    reply = await door.web.post(CHAT, prompt("2026-12-02 17:45"))
+    behind = telemetry.total("prompt_fork_tokens", place="later", kind="time") - before
+    assert 20 < behind < reply.json["usage"]["prompt_tokens"] - 20
+    assert "2026" not in str(telemetry.counts)

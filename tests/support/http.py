@@ -60,17 +60,30 @@ class Web:
 
 
 def request_bytes(method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", "host: test", "connection: close", f"content-length: {len(body)}"]
-    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    """What stands in `headers` takes the place of what every request has; an empty value takes it away."""
+    given = {"host": "test", "connection": "close", "content_length": str(len(body)), "content_type": "application/json", **headers}
+    lines = [f"{method} {path} HTTP/1.1"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in given.items() if value]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
 async def read_reply(reader: asyncio.StreamReader) -> Reply:
+    """The reply behind which the connection ends."""
+    status, headers = await _read_head(reader)
+    rest = await reader.read()
+    return Reply(status, headers, _unchunk(rest) if headers.get("transfer-encoding") == "chunked" else rest)
+
+
+async def one_reply(reader: asyncio.StreamReader) -> Reply:
+    """A reply of known length, behind which others may follow."""
+    status, headers = await _read_head(reader)
+    return Reply(status, headers, await reader.readexactly(int(headers["content-length"])))
+
+
+async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
     head = await reader.readuntil(b"\r\n\r\n")
     status_line, *lines = head.decode("latin-1").strip().split("\r\n")
-    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    rest = await reader.read()
-    return Reply(int(status_line.split()[1]), headers, _unchunk(rest) if headers.get("transfer-encoding") == "chunked" else rest)
+    return int(status_line.split()[1]), {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 def _unchunk(body: bytes) -> bytes:
