@@ -9,7 +9,7 @@ from shared.errors import STATUS_BY_CODE, SlipstreamError
 
 
 def family(root: type[SlipstreamError]) -> list[type[SlipstreamError]]:
-    return [root, *(each for child in root.__subclasses__() if child.__module__ == errors.__name__ for each in family(child))]
+    return [root, *(each for child in root.__subclasses__() if child.__module__.startswith("shared.errors.") for each in family(child))]
 
 
 def drawn() -> dict[str, str]:
