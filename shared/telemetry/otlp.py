@@ -84,6 +84,7 @@ def _fill(message: otlp.Span, span: Span) -> None:
 def _put(pair: KeyValue, name: str, value: Attribute) -> None:
     pair.key = name
     if isinstance(value, list):
+        pair.value.array_value.SetInParent()  # an empty list, too, is a list
         for one in value:
             _set(pair.value.array_value.values.add(), one)
     else:

@@ -108,6 +108,14 @@ def test_every_field_arrives_as_it_is() -> None:
     assert [one.string_value for one in values["many"].array_value.values] == ["x", "y"]
 
 
+def test_an_empty_list_is_a_list() -> None:
+    """As the finish reasons of a call that was left before it had any."""
+    told = sink(OTEL_EXPORTER_OTLP_ENDPOINT="http://x").encode([SPAN._replace(attributes={"gen_ai.response.finish_reasons": []})])
+    [span] = ExportTraceServiceRequest.FromString(told).resource_spans[0].scope_spans[0].spans
+    [pair] = span.attributes
+    assert pair.value.WhichOneof("value") == "array_value" and not pair.value.array_value.values
+
+
 def test_a_root_has_no_parent() -> None:
     told = sink(OTEL_EXPORTER_OTLP_ENDPOINT="http://x").encode([SPAN._replace(parent_id="", name="chat m", attributes={})])
     [span] = ExportTraceServiceRequest.FromString(told).resource_spans[0].scope_spans[0].spans
