@@ -28,18 +28,18 @@ def header(options: UpOptions) -> str:
     return " · ".join(parts)
 
 
-def ready_block(run: Run, elapsed_s: float) -> str:
-    """The last thing printed: addresses, and a line to copy."""
+def ready_block(run: Run, elapsed_s: float, flags: str = "") -> str:
+    """The last thing printed: addresses, and lines to copy. `flags` lead other commands to this run, where they would not find it."""
     lines = [f"Ready in {elapsed_s:.1f} s", ""]
     if run.http_url:
         lines.append(f"  OpenAI API   {run.http_url}/v1")
-    lines.append(f"  NATS         {without_login(run.nats_url)}    with a user: slipstream nats url")
+    lines.append(f"  NATS         {without_login(run.nats_url)}    with a user: slipstream nats url{flags}")
     lines.append(f"  Logs         {home_text(run.folder)}/")
     lines.append("")
     if run.http_url:
-        lines.append('  Try          slipstream chat "What is the capital of France?"')
-    lines.append("  Watch        slipstream top")
-    lines.append("  Stop         Ctrl-C (drains), or: slipstream down")
+        lines.append(f'  Try          slipstream chat{flags} "What is the capital of France?"')
+    lines.append(f"  Watch        slipstream top{flags}")
+    lines.append(f"  Stop         Ctrl-C (drains), or: slipstream down{flags}")
     return "\n".join(lines)
 
 

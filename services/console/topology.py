@@ -11,7 +11,6 @@ import msgspec
 from services.console.child import ChildSpec
 from services.console.options import UpOptions
 from services.console.run_folder import Run
-from services.console.terminal import size_text
 from shared.config import ServiceConfig, to_environ
 from shared.engine.config import EngineConfig
 from shared.types import Role
@@ -130,6 +129,4 @@ def _detail(options: UpOptions, role: Role) -> str:
     """What the supervisor itself decided about a process."""
     if role in ("prefill", "decode") and options.device != "sim":
         return f"{options.worker_threads} thread{'s' * (options.worker_threads > 1)}"
-    if role == "kvstore":
-        return f"{size_text(options.kv_dram)} DRAM" + (f" · SSD {options.kv_ssd}" if options.kv_ssd else "")
     return ""

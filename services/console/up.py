@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import time
@@ -102,7 +103,8 @@ class Up:
             if options.warm:
                 await self._warm(options.warm, self._run.http_url)
         self._board.close()
-        self._terminal.say("\n" + ready_block(self._run, self._board.elapsed_s))
+        flags = f" --state-dir {shlex.quote(str(options.state_dir))}" if options.state_dir else ""
+        self._terminal.say("\n" + ready_block(self._run, self._board.elapsed_s, flags))
         self._update(state="ready")
         forget_failed_start(root)
 

@@ -21,6 +21,7 @@ from services.gateway.http import HttpDoor
 from services.gateway.openai import ChatBody, CompletionBody, GenerationBody, parse_body
 from services.gateway.reply import error_body, make_reply
 from shared.bus.base import Bus, Message, Subscription
+from shared.bus.discovery import Endpoint
 from shared.errors import BadRequest, BusClosed, BusError, SlipstreamError
 from shared.messages.subjects import Subjects
 from shared.telemetry import Telemetry
@@ -32,6 +33,11 @@ CONCURRENCY = 1024
 log = logging.getLogger(__name__)
 
 Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
+
+
+def endpoints(subjects: Subjects) -> list[Endpoint]:
+    """What NATS discovery shows of a gateway."""
+    return [Endpoint(name, subjects.front_door(name), QUEUE) for name in ("generate", "models")]
 
 
 class NatsDoor:
@@ -48,6 +54,12 @@ class NatsDoor:
         self._subscriptions: list[Subscription] = []
         self._free = asyncio.Semaphore(CONCURRENCY)
         self._calls: set[asyncio.Task[None]] = set()
+        self._num_calls = self._num_refused = 0
+        self._last_refusal = ""
+
+    def stats(self) -> dict[str, dict[str, Any]]:
+        """For `$SRV.STATS`."""
+        return {"generate": {"num_requests": self._num_calls, "num_errors": self._num_refused, "last_error": self._last_refusal}}
 
     async def start(self) -> None:
         generate = await self._bus.subscribe(self._subjects.front_door("generate"), queue=QUEUE)
@@ -65,6 +77,7 @@ class NatsDoor:
             if not message.reply.startswith(INBOX):
                 self._telemetry.count("nats_refused", reason="no_inbox")
                 continue
+            self._num_calls += 1
             await self._free.acquire()
             task = asyncio.create_task(self._call(message))
             self._calls.add(task)
@@ -112,6 +125,7 @@ class NatsDoor:
 
     async def _refuse(self, inbox: str, error: SlipstreamError, *, is_stream: bool) -> None:
         self._telemetry.count("nats_refused", reason=error.code)
+        self._num_refused, self._last_refusal = self._num_refused + 1, f"{error.status}:{error.code}"
         headers = {"Nats-Service-Error": error.message.replace("\r", " ").replace("\n", " "), "Nats-Service-Error-Code": str(error.status)}
         try:
             await self._bus.publish(inbox, msgspec.json.encode(error_body(error)), headers=headers)

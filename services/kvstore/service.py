@@ -91,6 +91,13 @@ class KvStoreService(Service):
     def host(self) -> HostId:
         return self.store.dram.arena.host
 
+    def detail(self) -> str:
+        """The tiers that there are, whatever was asked for."""
+        if self._store is None:
+            return "no memory for KV blocks"
+        parts = [f"{tier.segments.num_bytes / 2**30:.1f} GiB {tier.name.upper()}" for tier in self._store.tiers]
+        return " · ".join(parts + ["no SSD: see the log"] * bool(self.config.kv_ssd and not self._store.lower))
+
     # -- life -------------------------------------------------------------------------------------------------------------
     async def start(self) -> None:
         config = self.config

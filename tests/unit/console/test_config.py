@@ -72,3 +72,5 @@ def test_a_process_that_is_gone_has_no_environment() -> None:
 def test_the_ready_block_shows_no_login(tmp_path: Path) -> None:
     run = Run(folder=tmp_path, pid=1, pid_start=1, version="1", namespace="ss", nats_url="nats://bob:hunter2@host:4222")
     assert "hunter2" not in ready_block(run, 1.0)
+    lines = ready_block(run, 1.0, " --state-dir '/a b'")
+    assert "slipstream top --state-dir '/a b'\n" in lines and "slipstream down --state-dir '/a b'" in lines
