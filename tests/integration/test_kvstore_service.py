@@ -158,7 +158,7 @@ async def test_a_killed_store_comes_back_with_its_blocks(host: Host) -> None:
     assert (await client.load(chain.hashes, chain.packed, range(3))).reason == "store_absent"
     await host.start()
     assert host.service.store.dram.epoch == epoch + 1
-    client._retry_at_s = 0.0
+    client._link._retry_at_s = 0.0
     assert (await client.load(chain.hashes, chain.packed, range(3))).num_blocks == 3
 
 
@@ -170,7 +170,7 @@ async def test_a_new_arena_is_mapped_again(host: Host) -> None:
     (host.directory / "arena").unlink()
     await host.start()
     assert (await client.load(chain.hashes, chain.packed, range(3))).reason == "store_absent"
-    client._retry_at_s = 0.0
+    client._link._retry_at_s = 0.0
     assert (await client.load(chain.hashes, chain.packed, range(3))).reason == "cold"
     assert client.host == host.service.host != old
     assert (await client.store(chain.to_store())).num_stored == 3
@@ -224,7 +224,7 @@ async def test_a_lost_answer_to_a_reservation_leaks_no_slots(host: Host) -> None
     store.leases._queue[0].deadline_s = 0.0
     store.tick()
     assert store.dram.num_expired == 4
-    client._retry_at_s = 0.0
+    client._link._retry_at_s = 0.0
     assert (await client.store(chain.to_store())).num_stored == 4
     assert store.dram.num_expired == 0
 

@@ -1,39 +1,26 @@
-"""A worker's side of the KV store: load blocks into the device pool, store blocks from it.
-
-Every fault (no store, no answer, evicted, expired, corrupt) means fewer blocks and a reason, never an exception: the worker computes
-what it did not get. Copies run in threads, and a lease is released only after the thread that copies under it is done.
-"""
+"""Load blocks into the device pool, store blocks from it."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple, TypeVar
-
-import msgspec
+from typing import NamedTuple
 
 from shared.bus.base import Bus
-from shared.errors import BusError, BusTimeout, KvError, NoResponders, StoreAbsent
+from shared.errors import BusError, KvError
 from shared.kv.arena import Arena
-from shared.kv.attachment import Attachment
 from shared.kv.layout import KvLayout, LowerFormat
 from shared.kv.slot_copy import BlockDevice, BlockToStore, Expected, Place, copy_in, copy_out
+from shared.kvclient.link import ANSWER_S, StoreLink
 from shared.messages import kv
-from shared.messages.codec import decode_union, encode
-from shared.messages.subjects import KvVerb, Subjects
+from shared.messages.subjects import Subjects
 from shared.telemetry import Telemetry
 from shared.types import HostId, InstanceId, Tier
 
 _log = logging.getLogger(__name__)
-T = TypeVar("T")
 
-_ANSWER_S = 1.0
-_RETRY_S = 1.0
-"""After a store did not answer, or has no arena, it is left alone for so long."""
 _WINDOW_BLOCKS = 256
 """Blocks under one lease: a lease must outlive the copy of all of them."""
 
@@ -73,8 +60,7 @@ class KvClient:
         *,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._bus = bus
-        self._subjects = subjects
+        self._link = StoreLink(bus, subjects, telemetry, instance, kv_dir, monotonic=monotonic)
         self._telemetry = telemetry
         self._instance = instance
         self._layout = layout
@@ -82,27 +68,21 @@ class KvClient:
         self._device = device
         self._format = payload_format
         self._monotonic = monotonic
-        self._attachment = Attachment(kv_dir, instance)
-        self._retry_at_s = 0.0
-        self._num_copies = 0
         self._last_number = 0
         self._unfinished: set[int] = set()
         """Numbers of reservations under which we write, or may yet."""
-        self._threads = ThreadPoolExecutor(2, thread_name_prefix="kv-copy")
 
     @property
     def host(self) -> HostId | None:
-        arena = self._attachment.arena
-        return arena.host if arena is not None else None
+        return self._link.host
 
     async def open(self) -> None:
         """Map the arena, if there is one. No store is no fault."""
-        await self._in_thread(self._attachment.attach)
+        await self._link.open()
 
     async def close(self) -> None:
         """Unmap, after the copies under way. Idempotent."""
-        await asyncio.get_running_loop().run_in_executor(None, self._threads.shutdown)
-        self._attachment.close()
+        await self._link.close()
 
     # -- load ----------------------------------------------------------------------------------------------------------
     async def load(
@@ -130,7 +110,7 @@ class KvClient:
             try:
                 part = await self._load_window(hashes[window], tokens, block_ids[window], wait_ms, traceparent, block_ms)
             except (KvError, BusError) as error:
-                part = LoadResult(0, 0, [], self._fault("load", error))
+                part = LoadResult(0, 0, [], self._link.fault("load", error))
             total = LoadResult(
                 total.num_blocks + part.num_blocks, total.num_bytes + part.num_bytes, [*total.tiers, *part.tiers], part.reason
             )
@@ -150,18 +130,18 @@ class KvClient:
     async def _load_window(
         self, hashes: Sequence[bytes], tokens: bytes, block_ids: Sequence[int], wait_ms: float, traceparent: str, block_ms: float
     ) -> LoadResult:
-        arena = await self._attached()
+        arena = await self._link.attached()
         acquire = kv.KvAcquire(
             self._instance, self._model_digest, self._layout.digest, b"".join(hashes), min(wait_ms, 60_000.0), traceparent, block_ms
         )
-        reply = await self._ask("acquire", acquire, kv.KvAcquireReply, _ANSWER_S + wait_ms / 1000)
+        reply = await self._link.ask("acquire", acquire, kv.KvAcquireReply, ANSWER_S + wait_ms / 1000)
         if not reply.slots:
             return LoadResult(0, 0, [], reply.reason or "cold")
         places = [Place(one.offset, one.generation) for one in reply.slots[: len(hashes)]]
         expected = self._expected(hashes[: len(places)], memoryview(tokens))
         bad = b""
         try:
-            num_good, verdict = await self._in_thread(
+            num_good, verdict = await self._link.in_thread(
                 lambda: copy_in(arena.memory, places, expected, block_ids[: len(places)], self._device)
             )
             if verdict == "corrupt":
@@ -169,7 +149,7 @@ class KvClient:
                 self._telemetry.count("kvclient_corrupt_blocks")
                 _log.warning("a block failed its check after the copy; it is dropped and computed again")
         finally:
-            await self._tell("release", kv.KvRelease(self._instance, reply.lease_id, bad))
+            await self._link.tell("release", kv.KvRelease(self._instance, reply.lease_id, bad))
         return LoadResult(num_good, num_good * self._layout.block_bytes, reply.tiers[:num_good], verdict or reply.reason)
 
     def _expected(self, hashes: Sequence[bytes], tokens: memoryview) -> list[Expected]:
@@ -189,7 +169,7 @@ class KvClient:
             try:
                 part = await self._store_window(window, handoff_host, traceparent)
             except (KvError, BusError) as error:
-                part = StoreResult(0, 0, 0, self._fault("store", error))
+                part = StoreResult(0, 0, 0, self._link.fault("store", error))
             total = StoreResult(
                 total.num_stored + part.num_stored, total.num_present + part.num_present, total.num_bytes + part.num_bytes, part.reason
             )
@@ -201,7 +181,7 @@ class KvClient:
         return total
 
     async def _store_window(self, blocks: Sequence[BlockToStore], handoff_host: HostId | None, traceparent: str) -> StoreResult:
-        arena = await self._attached()
+        arena = await self._link.attached()
         self._last_number += 1
         number = self._last_number
         self._unfinished.add(number)
@@ -225,83 +205,23 @@ class KvClient:
             number,
             min(self._unfinished),
         )
-        reply = await self._ask("reserve", reserve, kv.KvReserveReply)
+        reply = await self._link.ask("reserve", reserve, kv.KvReserveReply)
         to_write = [(block, Place(at.offset, at.generation)) for block, at in zip(blocks, reply.slots, strict=False) if not at.present]
         num_present = len(reply.slots) - len(to_write)
         if not reply.lease_id:
             return StoreResult(0, num_present, 0, reply.reason)
         is_whole = False
         try:
-            is_whole = await self._in_thread(lambda: self._copy_out(arena, to_write))
+            is_whole = await self._link.in_thread(lambda: self._copy_out(arena, to_write))
         finally:
             if not is_whole:
-                await self._tell("release", kv.KvRelease(self._instance, reply.lease_id))
+                await self._link.tell("release", kv.KvRelease(self._instance, reply.lease_id))
         if not is_whole:
             return StoreResult(0, num_present, 0, "lease_expired")
         commit = kv.KvCommit(self._instance, reply.lease_id, handoff_host, traceparent)
-        done = await self._ask("commit", commit, kv.KvCommitReply)
+        done = await self._link.ask("commit", commit, kv.KvCommitReply)
         return StoreResult(done.num_blocks, num_present, done.num_blocks * self._layout.block_bytes, reply.reason)
 
     def _copy_out(self, arena: Arena, to_write: Sequence[tuple[BlockToStore, Place]]) -> bool:
         blocks, places = [block for block, _ in to_write], [place for _, place in to_write]
         return copy_out(arena.memory, places, blocks, self._layout.block_bytes, self._instance, self._device, self._format)
-
-    # -- the store's process -------------------------------------------------------------------------------------------
-    async def _attached(self) -> Arena:
-        """The arena as it is now. Raises StoreAbsent while the store is left alone or has no arena."""
-        if self._monotonic() < self._retry_at_s:
-            raise StoreAbsent(self.host or "")
-        if self._attachment.arena is None:
-            await self._in_thread(self._attachment.attach)
-        if self._attachment.arena is None:
-            self._retry_at_s = self._monotonic() + _RETRY_S
-            raise StoreAbsent("")
-        return self._attachment.arena
-
-    def _leave_alone(self) -> None:
-        """The store did not answer: pause, and map again if it has made a new arena meanwhile."""
-        self._retry_at_s = self._monotonic() + _RETRY_S
-        self._attachment.check()
-        if not self._num_copies:
-            self._attachment.unmap_retired()
-
-    def _fault(self, operation: str, error: Exception) -> str:
-        """Count a fault and name it; it is a miss."""
-        reason = getattr(error, "code", "kv_error")
-        if isinstance(error, NoResponders | BusTimeout | StoreAbsent):
-            reason = "store_absent"
-        if isinstance(error, NoResponders | BusTimeout):
-            _log.warning("the KV store does not answer (%s): computing without it for %g s", operation, _RETRY_S)
-            self._leave_alone()
-        self._telemetry.count("kvclient_faults", 1, operation=operation, reason=reason)
-        return str(reason)
-
-    async def _ask(self, verb: KvVerb, message: msgspec.Struct, reply_type: type[T], timeout_s: float = _ANSWER_S) -> T:
-        """One request to the store; its typed refusal is raised as KvError."""
-        host = self.host
-        if host is None:
-            raise StoreAbsent("")
-        reply = await self._bus.request(self._subjects.kv(host, verb), encode(message), timeout_s=timeout_s)
-        answer = decode_union(reply_type | kv.KvError, reply.payload)
-        if isinstance(answer, kv.KvError):
-            refusal = KvError(answer.message)
-            refusal.code = answer.code  # type: ignore[misc]
-            raise refusal
-        return answer  # type: ignore[no-any-return]
-
-    async def _tell(self, verb: KvVerb, message: msgspec.Struct) -> None:
-        """The same without waiting for an answer; if it is lost, the lease runs out."""
-        if self.host is not None:
-            await self._bus.publish(self._subjects.kv(self.host, verb), encode(message))
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        """Run `work` in a copy thread. If the caller is cancelled, wait for it all the same: nobody may reuse the memory before."""
-        future = asyncio.get_running_loop().run_in_executor(self._threads, work)
-        self._num_copies += 1
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            await asyncio.wait([future])
-            raise
-        finally:
-            self._num_copies -= 1
