@@ -7,7 +7,7 @@ import gc
 import random
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,12 +22,19 @@ from shared.telemetry import NullTelemetry
 
 RARE_PER_S = 500.0
 """Decisions, where they are rare: the CPU's caches have lost what a decision touches."""
-KEPT_UP = 0.98
-"""Of the events: applied at the end of the decisions."""
 MOST_S = 1e-3
 """For one decision, where they are not, and its share of events: so many are made ready."""
 BLOCKS_OF_A_BATCH = 1.5 * BATCH_BLOCKS
 """Every second one removes as many as it stores."""
+
+
+class Flood(NamedTuple):
+    """What came of it."""
+
+    waited_us: Times
+    """From a request's arrival to its decision."""
+    blocks_per_s: float
+    """Block events that were applied meanwhile."""
 
 
 class Feed(Subscription):
@@ -53,11 +60,8 @@ class Feed(Subscription):
         self._payloads = self._payloads[: self.num_taken]
 
 
-async def decide_in_flood(router: Router, blocks_per_s: float, seed: int, decisions_per_s: float | None = None) -> Times:
-    """[num_requests] From each one's arrival to its decision, whatever the loop is at. None: the next comes as soon as one is decided.
-
-    Raises RuntimeError if the events fell behind: the times would say nothing.
-    """
+async def decide_in_flood(router: Router, blocks_per_s: float, seed: int, decisions_per_s: float | None = None) -> Flood:
+    """All requests of `router`, each waiting for whatever the loop is at. None: the next comes as soon as one is decided."""
     batches_per_s, num_requests = blocks_per_s / BLOCKS_OF_A_BATCH, len(router.requests)
     most_s = num_requests / decisions_per_s * 1.2 if decisions_per_s else num_requests * MOST_S
     payloads = event_batches(int(most_s * batches_per_s), seed)
@@ -79,11 +83,7 @@ async def decide_in_flood(router: Router, blocks_per_s: float, seed: int, decisi
     await asyncio.wait([following])
     router.release()
     router.index.drop(EVENT_SOURCE)
-    if feed.num_taken < KEPT_UP * took_s * batches_per_s:
-        raise RuntimeError(
-            f"only {feed.num_taken * BLOCKS_OF_A_BATCH / took_s:,.0f} of {blocks_per_s:,.0f} block events a second were applied"
-        )
-    return waited_us
+    return Flood(waited_us, feed.num_taken * BLOCKS_OF_A_BATCH / took_s)
 
 
 async def until(moment_s: float) -> None:

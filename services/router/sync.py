@@ -21,7 +21,7 @@ from shared.telemetry import Telemetry
 PAGE_S = 2.0
 RETRY_S = 0.2
 MAX_PAGES = 4096
-SLICE_S = 50e-6
+SLICE_S = 20e-6
 """Events are applied for so long at a time: a decision waits no longer for them, however many have come."""
 
 Kind = Literal["worker", "host"]

@@ -45,6 +45,16 @@ def test_a_large_batch_takes_many_steps_and_comes_to_the_same() -> None:
     assert len(index) == 0
 
 
+def test_a_decision_may_come_between_the_events_of_a_batch() -> None:
+    index = begun()
+    some, more = PACKED[: 16 * 3], PACKED[16 * 3 : 16 * 8]
+    batch = KvEventBatch(
+        NAME, "worker", "", 1, 1, [BlocksStored("device", b"", some), BlocksRemoved("device", some), BlocksStored("device", b"", more)]
+    )
+    lengths = [len(index) for _ in index.applying(batch)]
+    assert (lengths, len(index)) == ([3, 0], 5)
+
+
 @pytest.mark.parametrize("how", ["dropped", "cleared", "begun anew"])
 def test_what_goes_between_two_steps_does_not_come_back(how: str) -> None:
     index = begun()
