@@ -54,6 +54,8 @@ class Job:
         self.sequence = Sequence(key_of(request), unpack_tokens(request.token_ids), request.num_prompt_tokens, request.sampling)
         self.logprobs: list[TokenLogprob] = []
         """One for each output token of this epoch, if asked for."""
+        self.was_preempted = False
+        """What it finds cached from now on may be its own work."""
         self.num_device_tokens = 0
         """Tokens whose blocks this worker's own pool held already."""
         self.num_loaded_tokens = 0

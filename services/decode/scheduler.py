@@ -77,7 +77,8 @@ class DecodeScheduler:
             return False
         sequence.block_table = cached + fresh
         sequence.num_computed_tokens = len(cached) * self.block_size
-        job.num_device_tokens = sequence.num_computed_tokens
+        if not job.was_preempted:
+            job.num_device_tokens = sequence.num_computed_tokens
         job.num_cached_blocks = len(cached)
         job.state = State.LOADING
         return True
@@ -85,7 +86,8 @@ class DecodeScheduler:
     def loaded(self, job: Job, num_blocks: int) -> None:
         """`num_blocks` more leading blocks of the job lie in the pool now."""
         job.sequence.num_computed_tokens += num_blocks * self.block_size
-        job.num_loaded_tokens += num_blocks * self.block_size
+        if not job.was_preempted:
+            job.num_loaded_tokens += num_blocks * self.block_size
         job.state = State.READY
         self._cache_full_blocks(job)
 
@@ -150,6 +152,7 @@ class DecodeScheduler:
     def _preempt(self, job: Job) -> None:
         """Give up the job's blocks; it will be computed again (mostly found in the prefix cache) when there is room."""
         self._num_preemptions += 1
+        job.was_preempted = True
         if job in self.running:
             self.running.remove(job)
         self._release(job)

@@ -101,7 +101,11 @@ class BlockStore:
                 slots.append(_PRESENT)
                 continue
             self._keep(lease, parent, message.model_digest)
-            block = self.dram.reserve(digest, parent, message.model_digest, tenant, size_class, message.worker)
+            try:
+                block = self.dram.reserve(digest, parent, message.model_digest, tenant, size_class, message.worker)
+            except KvError:  # larger than its quota
+                self._end_write(self.leases.end(lease.lease_id, message.worker))
+                raise
             if block is None:
                 break
             lease.blocks.append(block)

@@ -1,7 +1,8 @@
 """Who may publish and subscribe what: one user a service, allow lists only.
 
 Ids change at every start, so a list cannot name the instance, and a worker could send tokens as another worker. The gateway therefore
-accepts an epoch from one instance only, and inboxes carry random tokens that nobody else can read.
+accepts an epoch from one instance only, and services' inboxes carry random tokens that no other user can read. NATS clients share one user,
+so whoever has its password can listen to the answers of all of them: give those who must not a NATS account or user of their own.
 tests/integration/test_permissions.py tries every right and the wrongs that matter.
 """
 

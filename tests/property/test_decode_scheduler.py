@@ -196,6 +196,7 @@ def test_a_job_that_waits_for_a_slot_gives_its_blocks_to_one_that_runs() -> None
     assert second.sequence.token_ids[7:] == alone(tuple(range(2000, 2007)), 3)
     assert rig.scheduler.take_preemptions() > 0
     assert rig.scheduler.take_preemptions() == 0
+    assert [job.finish("1" * 8, 0.0).usage.num_cached_tokens for job in (first, second)] == [0, 0], "their own work is no cache hit"
 
 
 def test_blocks_that_are_on_their_way_to_the_store_are_waited_for() -> None:

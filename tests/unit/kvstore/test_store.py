@@ -63,6 +63,15 @@ def test_a_colliding_key_is_a_miss(store: Store) -> None:
     assert store.store.acquire(KvAcquire(WORKER, MODEL, LAYOUT.digest, twin)).slots == []
 
 
+def test_a_block_beyond_its_quota_is_refused_and_leaves_no_lease(kv_dir: Path) -> None:
+    store = Store(kv_dir, kv_tenant_quota=1e-6)
+    with pytest.raises(KvError, match="the quota is"):
+        store.reserve(Chain(3))
+    assert len(store.store.leases) == 0
+    store.store.check_integrity()
+    store.close()
+
+
 def test_a_refused_request_leaves_the_store_unharmed(store: Store) -> None:
     chain = Chain(3)
     store.put(chain)
