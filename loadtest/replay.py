@@ -13,6 +13,7 @@ import argparse
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -27,7 +28,7 @@ MODEL = bytes(32)
 class TraceRow(msgspec.Struct):
     """A request of the trace."""
 
-    hash_ids: list[int]
+    hash_ids: list[Annotated[int, msgspec.Meta(ge=0, lt=2**63)]]
     timestamp: float = 0
     input_length: int = 0
     output_length: int = 0

@@ -270,6 +270,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print rows as JSON")
     parser.add_argument("--disk", type=Path, default=Path.cwd(), help="a folder on the SSD to measure (default: here)")
     arguments = parser.parse_args(argv)
+    if not arguments.disk.is_dir():
+        parser.error(f"--disk {arguments.disk}: there is no such folder")
     rows = measure(arguments.disk)
     if arguments.json:
         json.dump([row._asdict() for row in rows], sys.stdout)

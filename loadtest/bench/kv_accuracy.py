@@ -137,6 +137,8 @@ def main(argv: ListLike[str] | None = None) -> int:
     parser.add_argument("--text", type=Path, metavar="FILE", help="a text (default: Python's own language reference)")
     parser.add_argument("--json", action="store_true", help='print rows {"name", "value", "unit"}')
     arguments = parser.parse_args(argv)
+    if arguments.tokens < 1:
+        parser.error("--tokens: at least 1")
     try:
         engine = load_engine(read_config(EngineConfig, {"SS_KV_DEVICE": "128M"}), lambda text, _: None)
         text = arguments.text.read_text() if arguments.text else "\n\n".join(topics.topics.values())
