@@ -28,7 +28,7 @@ MODEL = bytes(32)
 class TraceRow(msgspec.Struct):
     """A request of the trace."""
 
-    hash_ids: list[Annotated[int, msgspec.Meta(ge=0, lt=2**63)]]
+    hash_ids: list[Annotated[int, msgspec.Meta(ge=0, le=2**62)]]
     timestamp: float = 0
     input_length: int = 0
     output_length: int = 0
