@@ -156,7 +156,7 @@ def test_a_start_tells_its_phases_and_ends_with_what_to_type(tmp_path: Path) -> 
             *("nats", "kvstore-0", "kvstore-1", "prefill-0", "prefill-1", "decode-0", "router", "planner", "gateway")
         }
         lines = stack.output.rstrip().splitlines()
-        assert lines[-1].strip() == "Stop         Ctrl-C (drains), or: slipstream down"
+        assert lines[-1].strip() == f"Stop         Ctrl-C (drains), or: slipstream down --state-dir {tmp_path}"
         for name in ("model", "nats", "kvstore-1", "prefill-1", "decode-0", "router", "planner"):
             assert any(line.strip().startswith(f"✔ {name}") for line in lines), stack.output
         assert "self-test: 1 token in" in stack.output
