@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable
@@ -10,13 +9,14 @@ from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.gateway.admission import Client, Unsupported, check_token_ids, mint_request_id
 from services.gateway.auth import Keys
+from services.gateway.body import read_body
 from services.gateway.desk import Desk
 from services.gateway.generation import Generation
 from services.gateway.models import Models
@@ -24,11 +24,13 @@ from services.gateway.openai import ChatBody, CompletionBody, DetokenizeBody, Ge
 from services.gateway.reply import Reply, error_body, make_reply
 from services.gateway.schema import openapi
 from services.gateway.sse import EventStream, leaving
-from shared.errors import BadRequest, BodyTooLarge, NoCapacity, RequestCancelled, RequestError, SlipstreamError, SlowRequest, WrongMediaType
+from shared.errors import BadRequest, NoCapacity, RequestError, SlipstreamError
 from shared.telemetry import Telemetry
 
 PUBLIC = frozenset({"/health", "/live"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_NO_HEADER = re.compile(r"[^ -~]")
+"""What a client wrote and a header must not hold."""
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +72,9 @@ class HttpDoor:
         routes += [Route(path, self._guard(handler), methods=["GET"]) for path, handler in gets.items()]
         routes += [Route(path, self._guard(self._not_built), methods=["POST"]) for path in later]
         handlers: dict[Any, Any] = {404: self._no_route, 405: self._no_method, Exception: self._broken}
-        return RequestIds(Starlette(routes=routes, exception_handlers=handlers))
+        app = Starlette(routes=routes, exception_handlers=handlers)
+        app.router.redirect_slashes = False  # a redirect goes to the host that the client names
+        return RequestIds(app)
 
     # -- every request -----------------------------------------------------------------------------------------------------------
     def _guard(self, handler: Handler) -> Handler:
@@ -116,23 +120,7 @@ class HttpDoor:
         return self.failure(_as_error(500, "internal_error", "internal error"))
 
     async def _body(self, request: Request) -> bytes:
-        """At most `max_body`; what is larger is not read to its end."""
-        _check_media_type(request)
-        length = request.headers.get("content-length", "")
-        if length.isdecimal() and int(length) > self._max_body:
-            raise BodyTooLarge(f"the body has {length} bytes, the limit is {self._max_body}")
-        body = bytearray()
-        try:
-            async with asyncio.timeout(self._read_s):
-                async for part in request.stream():
-                    body += part
-                    if len(body) > self._max_body:
-                        raise BodyTooLarge(f"the body has more than {self._max_body} bytes")
-        except TimeoutError as error:
-            raise SlowRequest(f"the request did not come to its end within {self._read_s:g} s") from error
-        except ClientDisconnect as error:
-            raise RequestCancelled("the client went away before its request was whole") from error
-        return bytes(body)
+        return await read_body(request, self._max_body, self._read_s)
 
     # -- generating ----------------------------------------------------------------------------------------------------------------
     async def _generate(self, request: Request, body_type: type[ChatBody] | type[CompletionBody]) -> Response:
@@ -225,7 +213,7 @@ class Answer:
         self._body = body
         self._headers = {"traceparent": traceparent}
         if ignored:
-            self._headers["x-slipstream-ignored"] = ", ".join(ignored)[:1024].encode("ascii", "replace").decode()
+            self._headers["x-slipstream-ignored"] = _NO_HEADER.sub("?", ", ".join(ignored)[:1024])
         self._door = door
         self.shown = door.shown
 
@@ -274,15 +262,6 @@ def told(generation: Generation) -> dict[str, str]:
 
 def respond(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(msgspec.json.encode(content), status, headers, "application/json")
-
-
-def _check_media_type(request: Request) -> None:
-    """A page of another site can make a browser send anything but JSON that says so: then the browser asks first, and is refused."""
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
-        raise WrongMediaType("send the body as JSON, with the header content-type: application/json")
-    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
-        raise WrongMediaType("send the body as it is, without a content-encoding")
 
 
 def _hidden(error: SlipstreamError) -> SlipstreamError:

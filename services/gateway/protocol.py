@@ -11,6 +11,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
+import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -19,6 +20,8 @@ from shared.errors import BadRequest, HeadTooLarge, RequestError, SlowRequest
 
 MAX_PIPELINED = 16
 """Requests that a client may send before the first of them is answered."""
+FRAMING_BYTES = 2
+"""Of a colon and a blank, or the end of a line."""
 LINGER_S = 1.0
 """After a refusal, for the client to read it and close."""
 
@@ -51,6 +54,8 @@ class BoundedProtocol(HttpToolsProtocol):
     _is_in_head = False
     _num_bytes = 0
     """Read since a head, a body's part or a request was whole."""
+    _plain_head = b""
+    """Of a request that offered another protocol, the head without the offer."""
     _num_unsent = 0
     _reading: asyncio.TimerHandle | None = None
     _writing: asyncio.TimerHandle | None = None
@@ -75,13 +80,23 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._refusal is not None:
             return
         self._num_bytes += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         if self._refusal is not None or self.transport.is_closing():
             return
         if self._num_bytes > self.limits.head_bytes:
             self._refuse(self._too_large())
         elif self._reading is None and (self._running is None or self._running.response_complete):
             self._expect_head()  # something came between two requests, and uvicorn's patience for the next has ended with it
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._refuse(self._refusal or BadRequest("this is not a valid HTTP request"))
+        except httptools.HttpParserUpgrade as offer:
+            self.parser = httptools.HttpRequestParser(self)
+            self._parse(self._plain_head + data[offer.args[0] :])
 
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= MAX_PIPELINED:
@@ -100,11 +115,25 @@ class BoundedProtocol(HttpToolsProtocol):
         self._forget_head()
         self._is_in_head = False
         self._num_bytes = 0
-        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > self.limits.head_bytes:
+        head = [self.url, *(part for header in self.headers for part in header)]
+        if sum(map(len, head)) + FRAMING_BYTES * len(head) > self.limits.head_bytes:
             self._stop(self._too_large())
+        if self.parser.should_upgrade():
+            self._decline_upgrade()
+            return
         super().on_headers_complete()
-        if self.expect_100_continue or self.parser.should_upgrade():
-            self.cycle.keep_alive = False  # whether a body or another protocol follows a refusal, only the client knows
+        if self.expect_100_continue:
+            self.cycle.keep_alive = False  # whether a body follows a refusal, only the client knows
+
+    def _decline_upgrade(self) -> None:
+        """The parser takes what follows the head for the other protocol, even a body. So another parser is given the head without the
+        offer, which HTTP clients for Java make with each of their requests."""
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self._stop(BadRequest("this is no proxy"))
+        first = b" ".join([method, self.url, b"HTTP/" + self.parser.get_http_version().encode()])
+        kept = [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        self._plain_head = b"\r\n".join([first, *kept, b"", b""])
 
     def on_body(self, body: bytes) -> None:
         self._num_bytes = 0
@@ -112,7 +141,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._num_bytes = 0
-        super().on_message_complete()
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
 
     # -- writing ---------------------------------------------------------------------------------------------------------------
     def pause_writing(self) -> None:
@@ -168,12 +198,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._running.message_event.set()
 
     # -- refusing --------------------------------------------------------------------------------------------------------------
-    def send_400_response(self, msg: str) -> None:
-        """What the parser cannot go on with: it is no HTTP, or one of the callbacks above has stopped it."""
-        self._refuse(self._refusal or BadRequest("this is not a valid HTTP request"))
-
     def _stop(self, error: RequestError) -> NoReturn:
-        """Out of a callback of the parser, which then ends in `send_400_response`."""
+        """Out of a callback of the parser, which then ends with an error."""
         self._refusal = error
         raise error
 

@@ -15,7 +15,17 @@ PATHS: dict[str, type[msgspec.Struct]] = {
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }
-_ERRORS = {"400": "not valid", "401": "no valid key", "404": "no such model", "413": "too large", "429": "overloaded", "503": "no workers"}
+_ERRORS = {
+    "400": "not valid",
+    "401": "no valid key",
+    "404": "no such model",
+    "408": "too slow",
+    "413": "too large",
+    "415": "not JSON",
+    "429": "overloaded",
+    "431": "too large a head",
+    "503": "no workers",
+}
 
 
 @cache

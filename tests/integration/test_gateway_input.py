@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.support.door import CHAT, TEXT, Door, chat, text
@@ -121,3 +123,47 @@ async def test_too_long_a_prompt_names_both_numbers(door: Door) -> None:
     assert error["code"] == "context_length_exceeded"
     assert "9000" in error["message"]
     assert "8192" in error["message"]
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br, gzip"])
+async def test_a_compressed_body_is_refused(door: Door, encoding: str) -> None:
+    reply = await door.web.post(CHAT, chat(), content_encoding=encoding)
+    assert (reply.status, reply.error["code"]) == (415, "unsupported_content_type")
+
+
+@pytest.mark.parametrize("media_type", ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "json"])
+async def test_a_body_that_does_not_say_that_it_is_json_is_refused(door: Door, media_type: str) -> None:
+    """As at OpenAI's. A page of another site can make a browser send these without being asked first."""
+    reply = await door.web.post(TEXT, text(), content_type=media_type)
+    assert (reply.status, reply.error["code"]) == (415, "unsupported_content_type")
+    assert "content-type: application/json" in reply.error["message"]
+
+
+@pytest.mark.parametrize("media_type", ["application/json", "Application/JSON; charset=utf-8", "application/json;charset=UTF-8"])
+async def test_json_may_name_its_charset(door: Door, media_type: str) -> None:
+    assert (await door.web.post(TEXT, text(), content_type=media_type)).status == 200
+
+
+@pytest.mark.parametrize("name", ["a\r\nset-cookie: x", "a\0b", "ü\u2028", "\x7f"])
+async def test_a_name_of_an_unknown_field_makes_no_header(door: Door, name: str) -> None:
+    reply = await door.web.post(TEXT, text(**{name: 1}))
+    assert reply.status == 200
+    assert reply.headers["x-slipstream-ignored"].startswith(re.sub("[^ -~]", "?", name))
+    assert "set-cookie" not in reply.headers
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"\\ud800", b"\\udc00x", b"\\udc00\\ud800", b"a\0b", b"\xc0\xaf", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"a\nb"],
+)  # fmt: skip
+async def test_what_is_no_unicode_is_no_json(door: Door, text: bytes) -> None:
+    body = msgspec.json.encode(chat(messages=[{"role": "user", "content": "MARK"}]))
+    reply = await door.web.post(CHAT, body.replace(b"MARK", text))
+    assert (reply.status, reply.error["code"]) == (400, "invalid_request")
+
+
+async def test_of_a_field_that_comes_twice_the_last_is_taken(door: Door) -> None:
+    """The same for what decides and for what is shown."""
+    body = msgspec.json.encode(text(max_tokens=5, ignore_eos=True))
+    reply = await door.web.post(TEXT, body[:-1] + b',"max_tokens":2,"stream":true,"stream":false}')
+    assert reply.json["usage"]["completion_tokens"] == 2

@@ -170,22 +170,3 @@ async def test_a_client_that_reads_slowly_is_not(door: Door) -> None:
             await asyncio.sleep(0.01)
     assert b"[DONE]" in read
     sock.close()
-
-
-@pytest.mark.parametrize("encoding", ["gzip", "br, gzip"])
-async def test_a_compressed_body_is_refused(door: Door, encoding: str) -> None:
-    reply = await door.web.post(CHAT, chat(), content_encoding=encoding)
-    assert (reply.status, reply.error["code"]) == (415, "unsupported_content_type")
-
-
-@pytest.mark.parametrize("media_type", ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "json"])
-async def test_a_body_that_does_not_say_that_it_is_json_is_refused(door: Door, media_type: str) -> None:
-    """As at OpenAI's. A page of another site can make a browser send these without being asked first."""
-    reply = await door.web.post(TEXT, text(), content_type=media_type)
-    assert (reply.status, reply.error["code"]) == (415, "unsupported_content_type")
-    assert "content-type: application/json" in reply.error["message"]
-
-
-@pytest.mark.parametrize("media_type", ["application/json", "Application/JSON; charset=utf-8", "application/json;charset=UTF-8"])
-async def test_json_may_name_its_charset(door: Door, media_type: str) -> None:
-    assert (await door.web.post(TEXT, text(), content_type=media_type)).status == 200
