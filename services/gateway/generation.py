@@ -55,7 +55,7 @@ class Choice:
                 sessions.stop(self.stream)
             if self._text.is_stopped:
                 is_last = True
-            logprobs = session.logprobs[self._num_logprobs :]
+            logprobs = session.logprobs[self._num_logprobs : self._num_logprobs + len(token_ids)]
             self._num_logprobs += len(logprobs)
             if is_last:
                 done = session.end

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -52,7 +53,10 @@ class Reply(ABC):
         num = len(generation.admitted.requests)
         self._texts: list[list[str]] = [[] for _ in range(num)]
         self._reasons: list[str | None] = [None] * num
-        self._logprobs: list[list[tuple[int, TokenLogprob]]] = [[] for _ in range(num)]
+        self._logprobs: list[dict[str, list[bytes]]] = [{} for _ in range(num)]
+        """Each list of a choice's logprobs, as JSON of the pieces so far, without its brackets."""
+        self._num_chars = [0] * num
+        """In the tokens of a choice whose logprobs were rendered."""
 
     # -- streams ---------------------------------------------------------------------------------------------------------------
     def chunks(self, piece: Piece) -> list[bytes]:
@@ -65,7 +69,7 @@ class Reply(ABC):
             self._frames[piece.choice] = self._frame(piece.choice)
             made += self._first(piece.choice)
         if piece.text or piece.reason is not None or piece.logprobs:
-            made.append(self._chunk(piece.choice, piece.text, piece.reason, self._render_logprobs(self._pairs(piece))))
+            made.append(self._chunk(piece.choice, piece.text, piece.reason, self._render_logprobs(piece)))
         return [encode(chunk) for chunk in made]
 
     def _frame(self, index: int) -> tuple[bytes, bytes]:
@@ -84,16 +88,16 @@ class Reply(ABC):
 
     # -- whole -----------------------------------------------------------------------------------------------------------------
     def add(self, piece: Piece) -> None:
-        """Keep a piece for `whole`."""
+        """Keep a piece for `whole`. Its logprobs are rendered now: at the end, all of them would hold up everybody for seconds."""
         self._texts[piece.choice].append(piece.text)
-        self._logprobs[piece.choice] += self._pairs(piece)
         self._reasons[piece.choice] = piece.reason
+        for name, values in (self._render_logprobs(piece) or {}).items():
+            self._logprobs[piece.choice].setdefault(name, []).append(encode(values)[1:-1])
 
     def whole(self) -> Json:
         """After the last piece."""
         choices = [
-            self._choice(index, "".join(texts), self._reasons[index], self._render_logprobs(self._logprobs[index]))
-            for index, texts in enumerate(self._texts)
+            self._choice(index, "".join(texts), self._reasons[index], self._all_logprobs(index)) for index, texts in enumerate(self._texts)
         ]
         return {**self._head, "object": self.object_name, "choices": choices, "usage": self.usage()}
 
@@ -106,6 +110,9 @@ class Reply(ABC):
             "total_tokens": prompt + output,
             "prompt_tokens_details": {"cached_tokens": generation.num_cached_tokens},
         }
+
+    def _all_logprobs(self, index: int) -> Json | None:
+        return {name: msgspec.Raw(b"[" + b",".join(parts) + b"]") for name, parts in self._logprobs[index].items()} or None
 
     @staticmethod
     def _pairs(piece: Piece) -> list[tuple[int, TokenLogprob]]:
@@ -122,7 +129,8 @@ class Reply(ABC):
     def _choice(self, index: int, text: str, reason: str | None, logprobs: Json | None) -> Json: ...
 
     @abstractmethod
-    def _render_logprobs(self, pairs: list[tuple[int, TokenLogprob]]) -> Json | None: ...
+    def _render_logprobs(self, piece: Piece) -> Json | None:
+        """Lists with an entry a token, by their names; None without any."""
 
 
 class ChatReply(Reply):
@@ -140,7 +148,8 @@ class ChatReply(Reply):
         message = {"role": "assistant", "content": text, "refusal": None}
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
 
-    def _render_logprobs(self, pairs: list[tuple[int, TokenLogprob]]) -> Json | None:
+    def _render_logprobs(self, piece: Piece) -> Json | None:
+        pairs = self._pairs(piece)
         if not pairs:
             return None
         return {"content": [self._token(token_id, one.logprob) | {"top_logprobs": self._top(one)} for token_id, one in pairs]}
@@ -175,11 +184,12 @@ class CompletionReply(Reply):
     def _choice(self, index: int, text: str, reason: str | None, logprobs: Json | None) -> Json:
         return {"index": index, "text": self._echoed(index) + text, "logprobs": logprobs, "finish_reason": reason}
 
-    def _render_logprobs(self, pairs: list[tuple[int, TokenLogprob]]) -> Json | None:
+    def _render_logprobs(self, piece: Piece) -> Json | None:
+        pairs = self._pairs(piece)
         if not pairs:
             return None
         tokens = [self._tokenizer.token_text(token_id) for token_id, _ in pairs]
-        offsets = [sum(map(len, tokens[:at])) for at in range(len(tokens))]
+        *offsets, self._num_chars[piece.choice] = accumulate(map(len, tokens), initial=self._num_chars[piece.choice])
         top = [
             {self._tokenizer.token_text(token_id): value for token_id, value in zip(one.top_ids, one.top_logprobs, strict=True)}
             for _, one in pairs

@@ -34,6 +34,8 @@ from shared.types import InstanceId
 TICK_S = 0.1
 RESEND_S = 0.5
 RETRY_AFTER_S = 1.0
+MAX_TAKEN = 64
+"""Tokens of one choice that are rendered at a time: behind a client that reads slowly thousands gather, and others wait meanwhile."""
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +51,14 @@ class Stream:
         self.num_read = 0
 
     async def next(self) -> list[int]:
-        """The output tokens that came since the last call; waits for the first. Empty: the session has ended."""
+        """Output tokens that came since the last call, at most MAX_TAKEN; waits for the first. Empty: the session has ended."""
         while self.num_read == len(self.session.output) and self.session.end is None:
             self.news.clear()
             await self.news.wait()
-        fresh = self.session.output[self.num_read :]
+        fresh = self.session.output[self.num_read : self.num_read + MAX_TAKEN]
         self.num_read += len(fresh)
+        if self.num_read < len(self.session.output):
+            await asyncio.sleep(0)
         return fresh
 
 

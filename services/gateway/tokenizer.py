@@ -41,6 +41,8 @@ class Tokenizer:
         self._special = {name: _text_of(config.get(name)) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
         self._bytes = TokenBytes(self._tokenizer) if is_byte_level(self._tokenizer) else None
         self._template = _compile(config.get("chat_template"))
+        self._texts: dict[int, str] = {}
+        """Of tokens that `token_text` was asked for: there are no more than the vocabulary has."""
 
     async def encode(self, text: str, *, add_special_tokens: bool, max_tokens: int | None = None) -> list[int]:
         """Token ids. Raises PromptTooLong for a text that is far too long for `max_tokens`, before all of it is tokenised."""
@@ -67,7 +69,10 @@ class Tokenizer:
 
     def token_text(self, token_id: int) -> str:
         """One token on its own, for logprobs; special tokens show as they are written."""
-        return str(self._tokenizer.decode([token_id], skip_special_tokens=False))
+        text = self._texts.get(token_id)
+        if text is None:
+            text = self._texts[token_id] = str(self._tokenizer.decode([token_id], skip_special_tokens=False))
+        return text
 
     def render(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
         """The chat as text. Raises BadRequest if the model has no template, or if it refuses."""

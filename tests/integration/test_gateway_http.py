@@ -150,6 +150,23 @@ async def test_logprobs_stand_beside_their_tokens(door: Door) -> None:
     assert all(len(token["top_logprobs"]) == 2 for token in reply)
 
 
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_logprobs_of_a_stream_are_those_of_the_whole(door: Door, path: str) -> None:
+    """More than one piece of them, for each choice."""
+    body = (chat if path == CHAT else text)(n=2, temperature=0, max_tokens=150, ignore_eos=True)
+    body |= {"logprobs": True, "top_logprobs": 3} if path == CHAT else {"logprobs": 3}
+    whole = (await door.web.post(path, body)).json["choices"]
+    events = (await door.web.post(path, {**body, "stream": True})).events[:-1]
+    for index in (0, 1):
+        parts = [choice["logprobs"] for event in events for choice in event["choices"] if choice["index"] == index and choice["logprobs"]]
+        assert len(parts) > 1
+        assert {name: [entry for part in parts for entry in part[name]] for name in parts[0]} == whole[index]["logprobs"]
+        assert {len(entries) for entries in whole[index]["logprobs"].values()} == {150}
+    if path == TEXT:
+        tokens, offsets = (whole[0]["logprobs"][name] for name in ("tokens", "text_offset"))
+        assert offsets == [sum(map(len, tokens[:at])) for at in range(150)]
+
+
 async def test_tokens_and_back(door: Door) -> None:
     tokens = (await door.web.post("/tokenize", {"prompt": "Grüße, 世界 🙂"})).json["tokens"]
     assert (await door.web.post("/detokenize", {"tokens": tokens})).json["prompt"] == "Grüße, 世界 🙂"
