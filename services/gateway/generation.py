@@ -108,7 +108,7 @@ class Generation:
                 self._note(piece)
                 yield piece
             return
-        queue: asyncio.Queue[Piece | SlipstreamError | None] = asyncio.Queue(64)
+        queue: asyncio.Queue[Piece | SlipstreamError | None] = asyncio.Queue(len(self.choices))
         tasks = [asyncio.create_task(self._pump(choice, queue)) for choice in self.choices]
         try:
             left = len(tasks)

@@ -34,7 +34,7 @@ from shared.types import InstanceId
 TICK_S = 0.1
 RESEND_S = 0.5
 RETRY_AFTER_S = 1.0
-MAX_TAKEN = 64
+MAX_TAKEN = 16
 """Tokens of one choice that are rendered at a time: behind a client that reads slowly thousands gather, and others wait meanwhile."""
 
 log = logging.getLogger(__name__)
