@@ -34,7 +34,7 @@ _FIRST_BLOCK = (
 )
 
 
-_KINDS = {
+KINDS = {
     "time": "a date or a time",
     "id": "an id",
     "tools": "a tool's description",
@@ -83,9 +83,9 @@ def _forks(gateway: Page) -> Iterator[Finding]:
     for place, text in _PLACES.items():
         tokens = gateway.by("slipstream_prompt_fork_tokens_total", "kind", place=place)
         for kind, number in sorted(tokens.items(), key=lambda one: -one[1]):
-            if kind in _KINDS and number >= NOTABLE * asked:
-                remedy = f"Move {_KINDS[kind]} behind what stays the same, or leave it out: what follows can then be reused"
-                yield Finding("warning", text.format(number / asked, _KINDS[kind]), remedy)
+            if kind in KINDS and number >= NOTABLE * asked:
+                remedy = f"Move {KINDS[kind]} behind what stays the same, or leave it out: what follows can then be reused"
+                yield Finding("warning", text.format(number / asked, KINDS[kind]), remedy)
 
 
 def _lost(workers: Page) -> Iterator[Finding]:

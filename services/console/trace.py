@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from services.console.cache_findings import KINDS
 from services.console.fleet_view import read_leases, visit
 from services.console.run_folder import Run, add_run_flags, find_run_or_last, state_dir
 from services.console.terminal import Terminal
@@ -167,6 +168,9 @@ def draw(spans: Spans, names: Mapping[str, str], terminal: Terminal) -> list[str
     for span in spans:
         if span.name == "router route":
             lines += ["", *_routing(span, names, terminal)]
+    if "diverged_at" in call.attributes:
+        stands = KINDS.get(str(call.attributes.get("diverged_kind")), "other text")
+        lines.append(f"the prompt leaves the earlier ones at token {call.attributes['diverged_at']}: there stands {stands}")
     return lines
 
 

@@ -14,6 +14,7 @@ from shared.messages.codec import encode
 from shared.messages.fleet import UsageRecord
 from shared.messages.subjects import Subjects
 from shared.telemetry import Telemetry
+from shared.telemetry.telemetry import Attribute
 from shared.types import InstanceId, Usage
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class Ledger:
         self._count(record, error)
         self._measure_as_vllm(record, generation, client.traceparent)
         self._measure_as_genai(record, operation, error)
-        self._see_forks(generation.admitted)
+        told |= self._see_forks(generation.admitted)
         self._telemetry.span(
             f"{operation} {record.model}",
             traceparent=client.caller,
@@ -80,13 +81,15 @@ class Ledger:
         if error is None:
             telemetry.count("vllm:request_success", finished_reason=record.outcome, model_name=model)
 
-    def _see_forks(self, admitted: Admitted) -> None:
-        """Behind the call, where it keeps nobody waiting."""
-        model = admitted.model
+    def _see_forks(self, admitted: Admitted) -> dict[str, Attribute]:
+        """Behind the call, where it keeps nobody waiting. Returns what its span says of them: of the first prompt that left the others."""
+        model, told = admitted.model, dict[str, Attribute]()
         for request, prompt in zip(admitted.requests[:: admitted.num_choices], admitted.prompts, strict=True):
             fork = self._forks.see(request.block_keys, prompt, model.card.block_size, model.tokenizer.decode)
             if fork is not None:
                 self._telemetry.count("prompt_fork_tokens", fork.num_tokens, place=fork.place, kind=fork.kind)
+                told = told or {"diverged_at": len(prompt) - fork.num_tokens, "diverged_kind": fork.kind}
+        return told
 
     def _measure_as_vllm(self, record: UsageRecord, generation: Generation, trace: str) -> None:
         """Exemplars only where somebody would ask which request it was: they double the price."""

@@ -202,5 +202,8 @@ async def test_a_date_that_keeps_prompts_from_being_reused_is_counted(door: Door
     before = telemetry.total("prompt_fork_tokens", place="later", kind="time")
     reply = await door.web.post(CHAT, prompt("2026-12-02 17:45"))
     behind = telemetry.total("prompt_fork_tokens", place="later", kind="time") - before
-    assert 20 < behind < reply.json["usage"]["prompt_tokens"] - 20
-    assert "2026" not in str(telemetry.counts)
+    num_tokens = reply.json["usage"]["prompt_tokens"]
+    assert 20 < behind < num_tokens - 20
+    told = telemetry.spans[-1].attributes
+    assert (told["diverged_at"], told["diverged_kind"]) == (num_tokens - behind, "time")
+    assert "2026" not in str(telemetry.counts) + str(telemetry.spans)

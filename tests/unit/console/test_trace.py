@@ -3,6 +3,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from services.console.terminal import Terminal
@@ -72,6 +73,13 @@ def test_the_routing_names_workers_and_rounds_features() -> None:
     assert routing[1] == "  16 prompt tokens are there, 24 to compute (diverged) · a similar prompt has 2 blocks"
     assert routing[3].split() == ["✔", "decode-0", "1.5", "uncached_blocks=1.5", "memory_used=0.000793"]
     assert routing[4].split() == ["d2", "2.0", "uncached_blocks=2"], "one that never said its name keeps its id"
+
+
+@pytest.mark.parametrize(("kind", "words"), [("time", "a date or a time"), ("text", "other text"), (None, "other text")])
+def test_where_the_prompt_left_the_earlier_ones_is_told(kind: str | None, words: str) -> None:
+    attributes = CALL.attributes | {"diverged_at": 32} | ({"diverged_kind": kind} if kind else {})
+    lines = draw([msgspec.structs.replace(CALL, attributes=attributes), ROUTE], {}, PLAIN)
+    assert lines[-1] == f"the prompt leaves the earlier ones at token 32: there stands {words}"
 
 
 def test_a_trace_whose_call_is_missing_is_drawn_all_the_same() -> None:
