@@ -1,6 +1,8 @@
 """python -m loadtest.scenarios [--trace FILE…] [--seeds N] [--json]
 
 shared-prefix  150 groups of 5 requests: 6,000 shared tokens and 1,200 of their own, at the rate where random routing saturates
+               (its mean work fills all workers); a fifth of the requests are the first of their group
+asked-again    the same after each of them was asked once, at leisure: other questions about prefixes that somebody has
 nothing-shared 750 prompts of 7,200 tokens
 hot-prefix     one prefix of 2,000 tokens for all, at ten times what one worker can take
 trace          with --trace: text traces (a session a file), beside what one cache of the same total size would have reused
@@ -18,10 +20,11 @@ import msgspec
 
 from loadtest.scenarios.fleet import Outcome, Shape, Simulation, oracle_reuse
 from loadtest.scenarios.policies import POLICIES
-from loadtest.scenarios.workload import Prompt, from_traces, hot_prefix, nothing_shared, shared_prefix
+from loadtest.scenarios.workload import Prompt, from_traces, hot_prefix, nothing_shared, shared_prefix_again
 
 LOAD = 0.7
 """Of the capacity, where nothing is asked about saturation."""
+OURS = "exact+similarity"
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -34,38 +37,42 @@ class Row(msgspec.Struct, frozen=True):
     most: float = 0.0
 
 
-def capacity(prompts: list[Prompt], shape: Shape, seed: int, policy: str = "random") -> float:
+def capacity(prompts: list[Prompt], shape: Shape, seed: int, policy: str = "random", warm_up: Sequence[Prompt] = ()) -> float:
     """Requests a second at which a policy's prefill queues stop being stable, from what it computes at leisure."""
-    reuse = Simulation(policy, prompts, 0.5, shape, seed).run().reuse
+    reuse = Simulation(policy, prompts, 0.5, shape, seed, warm_up).run().reuse
     mean_s = sum(prompt.num_tokens for prompt in prompts) / len(prompts) * (1 - reuse) / shape.prefill_tokens_per_s + shape.step_s
     return shape.num_workers / mean_s
 
 
-def compare(prompts: list[Prompt], rate: float, shape: Shape, seed: int) -> dict[str, Outcome]:
-    return {policy: Simulation(policy, prompts, rate, shape, seed).run() for policy in POLICIES}
+def compare(prompts: list[Prompt], rate: float, shape: Shape, seed: int, warm_up: Sequence[Prompt] = ()) -> dict[str, Outcome]:
+    return {policy: Simulation(policy, prompts, rate, shape, seed, warm_up).run() for policy in POLICIES}
 
 
 def measure(seed: int, traces: Sequence[Path]) -> tuple[dict[str, dict[str, Outcome]], list[Row]]:
     """Every scenario by policy, and what the bars are about."""
     shape, wide = Shape(), Shape(num_workers=16)
-    shared, cold, hot = shared_prefix(seed), nothing_shared(seed), hot_prefix(seed)
+    shared, again = shared_prefix_again(seed)
+    cold, hot = nothing_shared(seed), hot_prefix(seed)
     tables = {
         "shared-prefix": compare(shared, capacity(shared, shape, seed), shape, seed),
+        "asked-again": compare(again, capacity(again, shape, seed, "random", shared), shape, seed, shared),
         "nothing-shared": compare(cold, LOAD * capacity(cold, shape, seed), shape, seed),
         "hot-prefix": compare(hot, 10 * capacity(hot, Shape(num_workers=1), seed, "exact"), wide, seed),
     }
-    shares, none = tables["shared-prefix"], tables["nothing-shared"]
-    ours = shares["exact+similarity"].ttft_p90_s
+    none = tables["nothing-shared"]
     rows = [
-        Row("shared_ttft_p90_random_over_ours", shares["random"].ttft_p90_s / ours, "x"),
-        Row("shared_ttft_p90_least_loaded_over_ours", shares["least-loaded"].ttft_p90_s / ours, "x"),
-        Row("nothing_shared_ttft_p90_ours_over_least_loaded", none["exact+similarity"].ttft_p90_s / none["least-loaded"].ttft_p90_s, "x"),
-        Row("hot_prefix_max_over_mean", tables["hot-prefix"]["exact+similarity"].balance, "x"),
+        Row(f"{short}_ttft_p90_{policy.replace('-', '_')}_over_ours", tables[name][policy].ttft_p90_s / tables[name][OURS].ttft_p90_s, "x")
+        for short, name in (("shared", "shared-prefix"), ("again", "asked-again"))
+        for policy in ("random", "least-loaded")
+    ]
+    rows += [
+        Row("nothing_shared_ttft_p90_ours_over_least_loaded", none[OURS].ttft_p90_s / none["least-loaded"].ttft_p90_s, "x"),
+        Row("hot_prefix_max_over_mean", tables["hot-prefix"][OURS].balance, "x"),
     ]
     if traces:
         prompts = from_traces(traces)
         tables["trace"] = compare(prompts, LOAD * capacity(prompts, shape, seed), shape, seed)
-        rows.append(Row("trace_reuse_over_oracle", tables["trace"]["exact+similarity"].reuse / oracle_reuse(prompts, shape), "x"))
+        rows.append(Row("trace_reuse_over_oracle", tables["trace"][OURS].reuse / oracle_reuse(prompts, shape), "x"))
     return tables, rows
 
 

@@ -7,6 +7,7 @@ import heapq
 import itertools
 import random
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -25,6 +26,7 @@ from shared.types import KEY_BYTES, SamplingParams
 REPORT_S = 0.5
 THINK_S = 2.0
 """Between an answer and the session's next prompt."""
+WARM_UP_RATE = 1.0
 
 
 class Shape(NamedTuple):
@@ -120,7 +122,8 @@ class Worker:
 class Simulation:
     """One policy over one workload. Events are (time, order, what, worker, request)."""
 
-    def __init__(self, policy: str, prompts: list[Prompt], rate: float, shape: Shape, seed: int) -> None:
+    def __init__(self, policy: str, prompts: list[Prompt], rate: float, shape: Shape, seed: int, warm_up: Sequence[Prompt] = ()) -> None:
+        """`warm_up` comes first, at leisure, and is not counted."""
         generator = random.Random(seed)
         self.index, self.loads = PrefixIndex(), Loads()
         self.name, self.shape = policy, shape
@@ -138,16 +141,20 @@ class Simulation:
         self._next: dict[str, GenerateRequest] = {}
         """Attempt → the session's next."""
         last: dict[str, GenerateRequest] = {}
-        for number, prompt in enumerate(prompts):
+        self._uncounted: set[str] = set()
+        for number, prompt in enumerate([*warm_up, *prompts]):
             request = request_of(number, prompt)
+            is_counted = number >= len(warm_up)
+            if not is_counted:
+                self._uncounted.add(request.request_id)
             if prompt.session in last:
                 self._next[last[prompt.session].msg_id] = request
             else:
-                now_s += generator.expovariate(rate)
+                now_s += generator.expovariate(rate if is_counted else WARM_UP_RATE)
                 self._at(now_s, "arrive", "", request)
             if prompt.session:
                 last[prompt.session] = request
-        self._left = len(prompts)
+        self._left = len(warm_up) + len(prompts)
 
     def _at(self, time_s: float, what: str, worker: str, request: GenerateRequest | None = None) -> None:
         heapq.heappush(self._events, (time_s, next(self._order), what, worker, request))
@@ -179,7 +186,7 @@ class Simulation:
         overlap = max((blocks for holder, blocks in known.items() if holder.source == name), default=0)
         booking = Booking(request.num_tokens // BLOCK_SIZE + 1, max(request.num_tokens - overlap * BLOCK_SIZE, 1), now_s)
         self.loads.book(request.msg_id, name, booking)
-        worker.num_taken += 1
+        worker.num_taken += request.request_id not in self._uncounted
         worker.waiting.append((arrived_s, request))
         if len(worker.waiting) == 1:
             self._compute(now_s, worker)
@@ -188,15 +195,17 @@ class Simulation:
     def _compute(self, now_s: float, worker: Worker) -> None:
         _, request = worker.waiting[0]
         uncached = worker.uncached(request)
-        self.num_tokens += request.num_tokens
-        self.num_reused += request.num_tokens - uncached
+        if request.request_id not in self._uncounted:
+            self.num_tokens += request.num_tokens
+            self.num_reused += request.num_tokens - uncached
         took_s = uncached / self.shape.prefill_tokens_per_s + self.shape.step_s
         self._at(now_s + took_s, "computed", worker.name, request)
 
     def _computed(self, now_s: float, name: str, request: GenerateRequest) -> None:
         worker = self.workers[name]
         arrived_s, _ = worker.waiting.popleft()
-        self.ttft_s.append(now_s - arrived_s)
+        if request.request_id not in self._uncounted:
+            self.ttft_s.append(now_s - arrived_s)
         worker.running += 1
         self.index.apply(worker.events(*worker.cache.store(split(request.block_keys, KEY_BYTES))))
         self._at(now_s + request.sampling.max_tokens * self.shape.step_s, "end", name, request)

@@ -42,14 +42,28 @@ def shared_prefix(
     num_output_tokens: int = 100,
 ) -> list[Prompt]:
     """Groups that share a prefix, their requests in random order."""
-    generator = random.Random(seed)
-    prompts = []
-    for _ in range(num_groups):
-        prefix = generator.choices(range(49_152), k=prefix_tokens)
-        for _ in range(group_size):
-            prompts.append(_prompt(prefix + generator.choices(range(49_152), k=question_tokens), num_output_tokens))
-    generator.shuffle(prompts)
+    prompts, _ = shared_prefix_again(seed, num_groups, group_size, prefix_tokens, question_tokens, num_output_tokens)
     return prompts
+
+
+def shared_prefix_again(
+    seed: int,
+    num_groups: int = 150,
+    group_size: int = 5,
+    prefix_tokens: int = 6000,
+    question_tokens: int = 1200,
+    num_output_tokens: int = 100,
+) -> tuple[list[Prompt], list[Prompt]]:
+    """The same, and then as many other questions about the same prefixes."""
+    generator = random.Random(seed)
+    prefixes = [generator.choices(range(49_152), k=prefix_tokens) for _ in range(num_groups)]
+
+    def ask() -> list[Prompt]:
+        questions = [prefix + generator.choices(range(49_152), k=question_tokens) for prefix in prefixes for _ in range(group_size)]
+        generator.shuffle(questions)
+        return [_prompt(question, num_output_tokens) for question in questions]
+
+    return ask(), ask()
 
 
 def nothing_shared(seed: int, num_prompts: int = 750, num_tokens: int = 7200) -> list[Prompt]:

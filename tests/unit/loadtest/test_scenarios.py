@@ -10,7 +10,7 @@ import pytest
 from loadtest.scenarios import __main__ as command
 from loadtest.scenarios.fleet import Cache, Shape, Simulation, oracle_reuse
 from loadtest.scenarios.policies import POLICIES
-from loadtest.scenarios.workload import from_traces, nothing_shared, shared_prefix
+from loadtest.scenarios.workload import from_traces, nothing_shared, shared_prefix, shared_prefix_again
 from tests.unit.loadtest.test_similarity import words, write
 
 KEYS = [bytes([number]) * 16 for number in range(10)]
@@ -41,6 +41,16 @@ def test_affinity_reuses_more_than_chance_and_no_more_than_the_oracle() -> None:
 
 def test_nothing_is_reused_where_nothing_is_shared() -> None:
     assert Simulation("exact", nothing_shared(1, 20, 300), 5.0, Shape(), 5).run().reuse == 0
+
+
+def test_what_was_asked_to_warm_up_is_there_and_is_not_counted() -> None:
+    first, again = shared_prefix_again(3, num_groups=5, group_size=4, prefix_tokens=1600, question_tokens=160)
+    assert {prompt.packed[:6400] for prompt in first} == {prompt.packed[:6400] for prompt in again}
+    assert not {prompt.packed for prompt in first} & {prompt.packed for prompt in again}
+    cold = Simulation("exact", first, 5.0, Shape(), 5).run()
+    warm = Simulation("exact", again, 5.0, Shape(), 5, first).run()
+    assert (cold.num_requests, warm.num_requests) == (20, 20)
+    assert cold.reuse < 1600 / 1760 * 0.8 < 1600 / 1760 - 0.02 < warm.reuse
 
 
 def test_a_sessions_next_prompt_waits_for_its_answer(tmp_path: Path) -> None:
