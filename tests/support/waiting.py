@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 
 async def until(condition: Callable[[], object]) -> None:
     """Returns when `condition` holds."""
     while not condition():
+        await asyncio.sleep(0.005)
+
+
+async def until_true(ask: Callable[[], Awaitable[object]]) -> None:
+    """The same of what must be asked for."""
+    while not await ask():
         await asyncio.sleep(0.005)
