@@ -33,6 +33,7 @@ class OtlpSink:
     """OTEL_EXPORTER_OTLP_* and OTEL_RESOURCE_ATTRIBUTES apply. Raises ValueError or OSError where they cannot be used."""
 
     label = "collector"
+    every_s = 1.0
 
     def __init__(self, service: str, instance: str, role: str, version: str, environ: Mapping[str, str]) -> None:
         self._http = OtlpHttp(environ)

@@ -13,7 +13,6 @@ from shared.telemetry.telemetry import Span
 
 QUEUE_SPANS = 8192
 BATCH_SPANS = 1024
-EVERY_S = 0.25
 COMPLAIN_EVERY_S = 60.0
 HANGS_S = 0.5
 """A write that takes longer is not waited for at the end."""
@@ -31,6 +30,8 @@ class SpanSink(Protocol):
 
     label: str
     """Names it where its drops are counted."""
+    every_s: float
+    """How often it is given what has come: a batch has a cost of its own."""
 
     def write(self, spans: Sequence[Span]) -> None: ...
 
@@ -78,7 +79,7 @@ class SpanWriter:
         return self._has_failed or (began_s is not None and time.monotonic() - began_s > HANGS_S)
 
     def _run(self) -> None:
-        while not self._closing.wait(EVERY_S):
+        while not self._closing.wait(self._sink.every_s):
             self._flush()
         self._flush()
         self._sink.close()

@@ -41,6 +41,7 @@ class TraceFile:
     """
 
     label = "trace_file"
+    every_s = 0.25  # whoever asks for the trace of what just ended waits for it
 
     def __init__(self, path: Path, service: str, instance: str, max_bytes: int = MAX_FILE_BYTES) -> None:
         self._path = path

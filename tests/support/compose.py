@@ -112,7 +112,7 @@ class OtherCompose(Compose):
         self.environ["COMPOSE_PROJECT_NAME"] = first.environ["COMPOSE_PROJECT_NAME"] + "-other"
 
     def close(self) -> None:
-        self.run("down", "-v", "-t", "5", check=False)
+        self.run("down", "-v", "-t", "5", "--remove-orphans", check=False)
 
 
 async def ask(compose: Compose, max_tokens: int, subject: str = "rivers") -> Outcome:

@@ -22,6 +22,7 @@ class GatedSink:
     """Stands still until `gate` is set."""
 
     label = "gate"
+    every_s = 0.25
 
     def __init__(self) -> None:
         self.gate = threading.Event()
