@@ -9,7 +9,7 @@ import msgspec
 from services.console.pages import Pages
 from services.console.remedy import as_typed_here
 from services.console.run_folder import Run
-from services.console.terminal import Terminal
+from services.console.terminal import Terminal, folded
 from shared.messages.fleet import WorkerLease
 
 State = Literal["done", "warning", "failed"]
@@ -27,9 +27,12 @@ class Finding(msgspec.Struct, frozen=True):
 
 def show(finding: Finding, terminal: Terminal) -> None:
     """A line, and what to do below it."""
-    terminal.say(f"  {terminal.mark(finding.state)} {finding.text}")
+    first, *rest = folded(finding.text, terminal.columns - 4)
+    terminal.say(f"  {terminal.mark(finding.state)} {first}")
+    for line in rest:
+        terminal.say(f"    {line}")
     for line in as_typed_here(finding.remedy).splitlines():
-        terminal.say(f"      {line}")
+        terminal.say(f"      {line}")  # whole, to be copied
 
 
 def stack_findings(stack: Run, leases: list[WorkerLease], pages: Pages) -> list[Finding]:

@@ -12,7 +12,7 @@ import msgspec
 
 from services.console.fleet_view import read_leases, read_loads, read_model_names, visit
 from services.console.run_folder import Run, add_run_flags, find_run, state_dir
-from services.console.terminal import Terminal, age_text, share_text, table, without_login
+from services.console.terminal import Terminal, age_text, narrowed, share_text, without_login
 from shared.messages.fleet import WorkerLease, WorkerLoad
 
 _HEADINGS = ("service", "id", "state", "model", "load", "kv", "speed", "up")
@@ -35,7 +35,11 @@ def run(argv: Sequence[str]) -> int:
     else:
         terminal = Terminal()
         terminal.say(terminal.paint(f"{stack.title} · {stack.http_url or without_login(stack.nats_url)} · {stack.state}", "bold"))
-        for line in table([_HEADINGS, *(_row(lease, loads.get(lease.instance), models, time.time_ns()) for lease in leases)]):
+        for line in narrowed(
+            [_HEADINGS, *(_row(lease, loads.get(lease.instance), models, time.time_ns()) for lease in leases)],
+            terminal.columns,
+            ("id", "model", "speed"),
+        ):
             terminal.say(line)
         if absent:
             terminal.say(f"{terminal.mark('warning')} not ready: {', '.join(absent)}")

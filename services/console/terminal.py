@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
@@ -85,6 +86,23 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Left-aligned columns as wide as their widest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def narrowed(rows: Sequence[Sequence[str]], columns: int, droppable: Sequence[str]) -> list[str]:
+    """As `table`; too wide for `columns`, it goes without those of the headings (first row) in `droppable`, one after the other."""
+    lines = table(rows)
+    for heading in droppable:
+        if max(map(len, lines)) <= columns:
+            break
+        at = list(rows[0]).index(heading)
+        rows = [[*row[:at], *row[at + 1 :]] for row in rows]
+        lines = table(rows)
+    return lines
+
+
+def folded(text: str, columns: int, indent: int = 0) -> list[str]:
+    """Broken at blanks, so that no line is wider than `columns` (a longer word is left whole); all but the first begin with blanks."""
+    return textwrap.wrap(text, columns, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def age_text(seconds: float) -> str:

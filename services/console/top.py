@@ -95,7 +95,8 @@ def screen(before: Look, after: Look, http_url: str, terminal: Terminal) -> list
         + _alarm(told["errors_per_s"], "errors", "red", terminal)
         + _alarm(told["migrated_per_s"], "moved", "yellow", terminal),
         f"tokens    {told['output_tokens_per_s']:,.0f}/s out · {told['prompt_tokens_per_s']:,.0f}/s in, {hit} of them from a cache",
-        f"latency   first token {_quantiles(told['ttft_ms'])} · between tokens {_quantiles(told['itl_ms'])}",
+        f"latency   first token     {_quantiles(told['ttft_ms'])}",
+        f"          between tokens  {_quantiles(told['itl_ms'])}",
     ]
     for tier, one in told["tiers"].items():
         lines.append(

@@ -14,7 +14,7 @@ import msgspec
 from services.console.cache_findings import KINDS
 from services.console.fleet_view import read_leases, visit
 from services.console.run_folder import Run, add_run_flags, find_run_or_last, state_dir
-from services.console.terminal import Terminal
+from services.console.terminal import Terminal, folded
 from shared.errors import EnvironmentFault, SlipstreamError
 from shared.messages.fleet import WorkerLease
 from shared.telemetry.trace_file import TraceLine
@@ -117,14 +117,22 @@ def read_names(folder: Path) -> dict[str, str]:
 def find_trace(folder: Path, asked: str) -> Spans:
     """Its spans by their beginning; waits a little for those of a request that has just ended."""
     until_s = time.monotonic() + _ARRIVE_S
+    trace_id: str | None = None
     while True:
         spans = list(read_spans(folder))
-        trace_id = _trace_id(spans, asked)
+        trace_id = trace_id or _trace_id(spans, asked)  # `last` stays the last of now: under load there is always a newer one
         found = sorted((span for span in spans if span.trace_id == trace_id), key=lambda span: span.start_ns)
-        ended_ns = max((span.end_ns for span in found if is_call(span)), default=time.time_ns())
-        if time.time_ns() - ended_ns > _WRITTEN_S * 1e9 or time.monotonic() > until_s:
+        if _is_whole(found) or time.monotonic() > until_s:
             return found
         time.sleep(0.1)
+
+
+def _is_whole(spans: Spans) -> bool:
+    """The call has ended long enough ago for all others to be written, and who generated its tokens has told."""
+    call = next((span for span in spans if is_call(span)), None)
+    if call is None or time.time_ns() - call.end_ns < _WRITTEN_S * 1e9:
+        return False
+    return not call.attributes.get("gen_ai.usage.output_tokens") or any(span.name == "decode generate" for span in spans)
 
 
 def _trace_id(spans: Iterable[TraceLine], asked: str) -> str | None:
@@ -151,20 +159,27 @@ def draw(spans: Spans, names: Mapping[str, str], terminal: Terminal) -> list[str
     """The waterfall, then the routing. `names`: instance → what people call it."""
     call = next((span for span in spans if is_call(span)), spans[0])
     start_ns, end_ns = min(span.start_ns for span in spans), max(span.end_ns for span in spans)
-    lines = [f"trace {call.trace_id}  {_summary(call)}", ""]
+    lines = [*folded(f"trace {call.trace_id}  {_summary(call)}", terminal.columns, 6), ""]
     service = max(len(span.service) for span in spans)
     rows = list(_in_order(spans))
     stage = max(depth + len(_stage(span)) for depth, span in rows)
+    room = terminal.columns - (service + stage + 28)
     told = max(len(_told(span)) for span in spans)
-    width = min(max(terminal.columns - (service + stage + told + 28), LEAST_BAR), BAR)
+    is_narrow = room - told < LEAST_BAR  # what stages did stands below them then
+    width = min(max(room if is_narrow else room - told, LEAST_BAR), BAR)
     lines.append(f"  {'service':<{service}}  {'stage':<{stage}}  {'starts':>8}  {'ms':>8}")
     for depth, span in rows:
         begins, ends = ((at_ns - start_ns) / (end_ns - start_ns or 1) for at_ns in (span.start_ns, span.end_ns))
         starts_ms = (span.start_ns - start_ns) / 1e6
-        lines.append(
-            f"  {span.service:<{service}}  {' ' * depth + _stage(span):<{stage}}  {starts_ms:>8.1f}  {_ms(span):>8.1f}  "
-            f"{terminal.paint(_bar(begins, ends, width), 'green')}  {terminal.paint(_told(span), 'dim')}".rstrip()
-        )
+        line = f"  {span.service:<{service}}  {' ' * depth + _stage(span):<{stage}}  {starts_ms:>8.1f}  {_ms(span):>8.1f}  "
+        line += terminal.paint(_bar(begins, ends, width), "green")
+        if is_narrow:
+            lines.append(line.rstrip())
+            indent = 4 + service + depth
+            below = folded(" " * indent + _told(span), terminal.columns, indent) if _told(span) else []
+            lines += [terminal.paint(words, "dim") for words in below]
+        else:
+            lines.append(f"{line}  {terminal.paint(_told(span), 'dim')}".rstrip())
     for span in spans:
         if span.name == "router route":
             lines += ["", *_routing(span, names, terminal)]
@@ -235,20 +250,21 @@ def _routing(span: TraceLine, names: Mapping[str, str], terminal: Terminal) -> l
     told = span.attributes
     decode, prefill = str(told.get("decode_worker")), str(told.get("prefill_worker") or "")
     way = " → ".join(names.get(worker, worker) for worker in (prefill, decode) if worker)
-    lines = [
-        f"routed to {way}: {told.get('reason')}",
-        f"  {told.get('num_overlap_tokens')} prompt tokens are there, {told.get('num_uncached_tokens')} to compute"
-        + (f" ({told['miss']})" if told.get("miss") else "")
-        + (f" · a similar prompt has {told['similar_blocks']} blocks" if told.get("similar_blocks") else ""),
-    ]
+    found = f"  {told.get('num_overlap_tokens')} prompt tokens are there, {told.get('num_uncached_tokens')} to compute"
+    found += f" ({told['miss']})" if told.get("miss") else ""
+    found += f" · a similar prompt has {told['similar_blocks']} blocks" if told.get("similar_blocks") else ""
+    lines = [f"routed to {way}: {told.get('reason')}", *folded(found, terminal.columns, 4)]
     candidates = [one.rstrip(")") for one in str(told.get("candidates", "")).split(") ") if one]
     if candidates:
         lines.append("  the lowest score is chosen, ties by chance:")
+    width = max((len(names.get(worker, worker)) for worker in (one.partition(":")[0] for one in candidates)), default=0)
     for candidate in candidates:
-        worker, _, rest = candidate.partition(":")
-        score, _, features = rest.partition("(")
+        worker, _, scored = candidate.partition(":")
+        score, _, features = scored.partition("(")
         mark = terminal.mark("done") if worker == decode else " "
-        lines.append(f"  {mark} {names.get(worker, worker):<12} {score:>8}   {_short(features)}")
+        head = f"    {names.get(worker, worker):<{width}} {score:>8}   "
+        first, *rest = folded(head + _short(features), terminal.columns, len(head))
+        lines += [f"  {mark} {first[4:]}", *rest]
     return lines
 
 

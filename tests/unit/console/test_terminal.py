@@ -2,7 +2,7 @@ import io
 
 import pytest
 
-from services.console.terminal import MASK, Terminal, clip, share_text, without_login
+from services.console.terminal import MASK, Terminal, clip, folded, narrowed, share_text, table, without_login
 
 
 class Screen(io.StringIO):
@@ -41,3 +41,15 @@ def test_shares() -> None:
 
 def test_logins_are_masked_wherever_they_stand() -> None:
     assert without_login("to nats://a:b@h:1 and http://h") == f"to nats://{MASK}@h:1 and http://h"
+
+
+def test_a_table_that_is_too_wide_goes_without_what_matters_least() -> None:
+    rows = [("name", "id", "model", "load"), ("decode-0", "12345678", "smollm2", "3")]
+    assert narrowed(rows, 80, ("id", "model")) == table(rows)
+    assert narrowed(rows, 30, ("id", "model")) == ["name      model    load", "decode-0  smollm2  3"]
+    assert narrowed(rows, 3, ("id", "model")) == ["name      load", "decode-0  3"], "what is left is shown all the same"
+
+
+def test_text_is_broken_at_blanks_only() -> None:
+    assert folded("one two-three four", 9, 2) == ["one", "  two-three", "  four"]
+    assert folded("short", 80) == ["short"] and folded("", 80) == [""]

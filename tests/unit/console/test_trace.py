@@ -1,11 +1,13 @@
 import io
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from services.console import trace
 from services.console.terminal import Terminal
 from services.console.trace import BAR, draw, find_trace, listed, read_names, read_spans
 from shared.telemetry.trace_file import TraceLine
@@ -121,3 +123,34 @@ def test_colours_only_where_they_are_wanted(environ: dict[str, str], has_colour:
             return True
 
     assert ("\x1b" in "".join(draw([CALL, ROUTE], {}, Terminal(Screen(), environ)))) is has_colour
+
+
+def test_the_last_trace_is_waited_for_until_it_is_whole_though_newer_ones_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under load there is always a newer call, whose workers have not written yet."""
+    now_ns = time.time_ns()
+    call, route, generate = (
+        msgspec.structs.replace(one, start_ns=now_ns - 2_000_000_000, end_ns=now_ns - 1_000_000_000) for one in (CALL, ROUTE, GENERATE)
+    )
+    write(tmp_path, "gateway.jsonl", call)
+    write(tmp_path, "router.jsonl", route)
+
+    def meanwhile(_: float) -> None:
+        write(tmp_path, "decode-0.jsonl", generate)
+        newer = msgspec.structs.replace(call, trace_id="f" * 32, end_ns=time.time_ns())
+        write(tmp_path, "gateway.jsonl", call, newer)
+
+    monkeypatch.setattr(trace.time, "sleep", meanwhile)
+    assert {one.name for one in find_trace(tmp_path, "last")} == {"chat m", "router route", "decode generate"}
+
+
+def test_on_a_narrow_terminal_no_line_is_too_wide_and_nothing_is_lost() -> None:
+    narrow = Terminal(io.StringIO(), {})
+    narrow.columns = 80
+    many = "d1:1.5(" + " ".join(f"feature_{number}=0.125" for number in range(9)) + ") d2:2.0(uncached_blocks=2)"
+    told = msgspec.structs.replace(ROUTE, attributes=ROUTE.attributes | {"candidates": many})
+    generate = msgspec.structs.replace(GENERATE, attributes={f"num_{'long_' * 3}things_{number}": 7 for number in range(3)})
+    lines = draw([CALL, told, generate], {"d1": "decode-3fa2b1"}, narrow)
+    assert max(map(len, lines)) <= 80, lines
+    words = " ".join(" ".join(lines).split())
+    assert all(f"feature_{number}=0.125" in words for number in range(9))
+    assert all(f"7 long long long things {number}" in words for number in range(3))
