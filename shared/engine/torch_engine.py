@@ -79,7 +79,7 @@ class TorchEngine(Engine):
             ids, positions = (torch.from_numpy(values).to(self._device) for values in (batch.input_ids(), plan.positions))
             hidden = self._model.forward(ids, positions, self._attention)
             following = torch.tensor(sequence.token_ids[start + 1 : start + item.num_tokens + 1], device=self._device)
-            logprobs = self._model.logits(hidden[: len(following)]).float().log_softmax(dim=-1)
+            logprobs = self._model.logits(hidden[: len(following)]).log_softmax(dim=-1)
             chosen = logprobs.gather(1, following[:, None])[:, 0]
             return chosen.tolist(), logprobs.argmax(dim=-1).tolist()
 

@@ -10,6 +10,7 @@ from shared.engine.attention.base import AttentionBackend, AttentionShape
 from shared.engine.engine import ReportProgress
 from shared.engine.model.architecture import Architecture
 from shared.engine.model.base import Model
+from shared.engine.model.head import Head
 from shared.engine.model.linear import Linear, create_linear
 from shared.engine.model.rope import Rotation, inverse_frequencies
 from shared.engine.model.weights import WeightReader
@@ -65,7 +66,7 @@ class LlamaModel(Model):
             report("loading weights", index / architecture.num_layers)
             self._layers.append(LlamaLayer(reader, architecture, index))
         self._last_norm = reader.tensor("model.norm.weight")
-        self._head = create_linear(self._embedding if architecture.ties_embeddings else reader.tensor("lm_head.weight"))
+        self._head = Head(self._embedding if architecture.ties_embeddings else reader.tensor("lm_head.weight"))
         self._inverse_frequencies = inverse_frequencies(architecture.rope, architecture.head_dim).to(self._embedding.device)
         window, sliding = architecture.sliding_window, frozenset(architecture.sliding_layers)
         self.attention_shape = AttentionShape(
@@ -84,7 +85,7 @@ class LlamaModel(Model):
         return F.rms_norm(x, self._last_norm.shape, self._last_norm, self._architecture.norm_eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self._head(hidden).float()
+        return self._head(hidden)
 
 
 def _linear(reader: WeightReader, names: list[str], *, has_bias: bool) -> Linear:
