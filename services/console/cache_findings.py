@@ -35,12 +35,19 @@ _FIRST_BLOCK = (
 
 
 KINDS = {
+    "whitespace": "a blank or a line break that the earlier ones have not, or have more of",
+    "order": "JSON with its keys, or its tools, in another order",
     "time": "a date or a time",
     "id": "an id",
     "tools": "a tool's description",
     "number": "a number",
 }
 """What stands where a prompt leaves the earlier ones, if it is worth moving. Text that differs is what prompts are for."""
+_REMEDIES = {
+    "whitespace": "Spell what stays the same to the blank: what follows can then be reused",
+    "order": "Write keys and tools always in the same order (sort them): what follows can then be reused",
+}
+"""Of what need not move."""
 _PLACES = {
     "beginning": "{:.0%} of the prompt tokens stand behind {} among the first words of prompts that begin like no other",
     "later": "{:.0%} of the prompt tokens stand behind {}, which is where prompts that began alike come to differ",
@@ -84,8 +91,8 @@ def _forks(gateway: Page) -> Iterator[Finding]:
         tokens = gateway.by("slipstream_prompt_fork_tokens_total", "kind", place=place)
         for kind, number in sorted(tokens.items(), key=lambda one: -one[1]):
             if kind in KINDS and number >= NOTABLE * asked:
-                remedy = f"Move {KINDS[kind]} behind what stays the same, or leave it out: what follows can then be reused"
-                yield Finding("warning", text.format(number / asked, KINDS[kind]), remedy)
+                move = f"Move {KINDS[kind]} behind what stays the same, or leave it out: what follows can then be reused"
+                yield Finding("warning", text.format(number / asked, KINDS[kind]), _REMEDIES.get(kind, move))
 
 
 def _lost(workers: Page) -> Iterator[Finding]:

@@ -19,6 +19,9 @@ from shared.types import InstanceId, Usage
 
 log = logging.getLogger(__name__)
 
+MAX_FORKS = 8
+"""Prompts of one call that are compared with earlier ones: its first."""
+
 
 class Ledger:
     """Nothing here fails a call: a record that cannot be published is counted."""
@@ -84,11 +87,11 @@ class Ledger:
     def _see_forks(self, admitted: Admitted) -> dict[str, Attribute]:
         """Behind the call, where it keeps nobody waiting. Returns what its span says of them: of the first prompt that left the others."""
         model, told = admitted.model, dict[str, Attribute]()
-        for request, prompt in zip(admitted.requests[:: admitted.num_choices], admitted.prompts, strict=True):
-            fork = self._forks.see(request.block_keys, prompt, model.card.block_size, model.tokenizer.decode)
+        for request in admitted.requests[:: admitted.num_choices][:MAX_FORKS]:
+            fork = self._forks.see(request, model.card.block_size, model.tokenizer.decode)
             if fork is not None:
                 self._telemetry.count("prompt_fork_tokens", fork.num_tokens, place=fork.place, kind=fork.kind)
-                told = told or {"diverged_at": len(prompt) - fork.num_tokens, "diverged_kind": fork.kind}
+                told = told or {"diverged_at": request.num_tokens - fork.num_tokens, "diverged_kind": fork.kind}
         return told
 
     def _measure_as_vllm(self, record: UsageRecord, generation: Generation, trace: str) -> None:

@@ -123,6 +123,8 @@ def test_similar_prompts_that_differ_at_once_are_pointed_out(similar: tuple[int,
     [
         ("beginning", "time", 730, "73% of the prompt tokens stand behind a date or a time among the first words"),
         ("later", "id", 120, "12% of the prompt tokens stand behind an id, which is where"),
+        ("later", "order", 300, "30% of the prompt tokens stand behind JSON with its keys, or its tools, in another order, which is where"),
+        ("later", "whitespace", 200, "20% of the prompt tokens stand behind a blank or a line break"),
         ("later", "id", 90, ""),
         ("later", "text", 900, ""),
     ],
@@ -132,7 +134,8 @@ def test_what_prompts_stumble_over_is_named(place: str, kind: str, tokens: int, 
     both = Pages({"router": ("router", parse_page(routed(1000, 1000))), "gateway": ("gateway", parse_page(gateway))}, [])
     found = [finding for finding in cache_findings(both) if "stand behind" in finding.text]
     assert [finding.text[: len(said)] for finding in found] == ([said] if said else [])
-    assert all(finding.state == "warning" and "Move" in finding.remedy for finding in found)
+    remedy = {"order": "the same order", "whitespace": "to the blank"}.get(kind, "Move")
+    assert all(finding.state == "warning" and remedy in finding.remedy for finding in found)
 
 
 def test_nothing_was_asked_yet() -> None:

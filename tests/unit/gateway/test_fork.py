@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
-
-from services.gateway.fork import Fork, Forks, kind_of
+from services.gateway.fork import MAX_BLOCKS, Decode, Fork, Forks
 from shared.kv.hashing import block_hashes, keys
-from shared.types import pack_tokens
+from shared.messages.request import GenerateRequest
+from shared.types import SamplingParams, pack_tokens
 
 BLOCK = 4
 
@@ -18,12 +17,32 @@ def decode(token_ids: Sequence[int]) -> str:
     return "".join("2026-12-01" if token == 99 else chr(97 + token % 26) for token in token_ids)
 
 
+def spelled(token_ids: Sequence[int]) -> str:
+    """A token is its character."""
+    return "".join(map(chr, token_ids))
+
+
 class Rig:
     def __init__(self, max_keys: int = 1000) -> None:
         self.forks = Forks(max_keys)
+        self.num_decoded: list[int] = []
 
-    def see(self, token_ids: list[int], salt: bytes = bytes(32)) -> Fork | None:
-        return self.forks.see(keys(block_hashes(salt, pack_tokens(token_ids), BLOCK)), token_ids, BLOCK, decode)
+    def see(self, token_ids: list[int], salt: bytes = bytes(32), seed: bytes = b"", decode: Decode = decode) -> Fork | None:
+        """`seed`: of the chain, if it is not the tenant's, as with a public prefix."""
+
+        def counted(ids: Sequence[int]) -> str:
+            self.num_decoded.append(len(ids))
+            return decode(ids)
+
+        packed = pack_tokens(token_ids)
+        block_keys = keys(block_hashes(seed or salt, packed, BLOCK))
+        request = GenerateRequest(
+            "cd" * 16, 0, "0" * 8, "0" * 16, "normal", packed, 0, SamplingParams(), salt, "0" * 16, block_keys, 10_000, 0
+        )
+        return self.forks.see(request, BLOCK, counted)
+
+    def read(self, text: str) -> Fork | None:
+        return self.see([*map(ord, text)], decode=spelled)
 
 
 SAME = list(range(12))
@@ -66,7 +85,37 @@ def test_the_same_again_leaves_nobody() -> None:
 def test_tenants_are_apart() -> None:
     rig = Rig()
     rig.see(SAME, salt=b"a" * 32)
-    assert rig.see(SAME, salt=b"b" * 32) == Fork("beginning", "text", 12), "as for anybody whose prompt is new"
+    assert rig.see(SAME[::-1], salt=b"b" * 32) is None, "nobody else is there"
+    public = b"p" * 32
+    rig.see(SAME, salt=b"a" * 32, seed=public)
+    rig.see(SAME[:4], salt=b"b" * 32, seed=public)
+    assert rig.see([*SAME[:4], 99, 1, 1, 1], salt=b"b" * 32, seed=public) is None, "only the other one has gone on from the public block"
+
+
+def test_a_blank_and_another_order_are_told_with_what_stands_behind_them() -> None:
+    rig = Rig()
+    rules = "Answer in plain words, and shortly. "
+    first, second = '{"name": "sum", "strict": true}', '{"name": "product", "strict": false}'
+    rig.read(f"{rules}You have [{first}, {second}]. Go on.")
+    blank = f"{rules[:-1]}\nYou have [{first}, {second}]. Go on."
+    assert rig.read(blank) == Fork("later", "whitespace", len(blank) - 32)
+    [swapped, keyed] = [
+        f"{rules}You have [{second}, {first}]. Go on.",
+        f'{rules}You have [{{"strict": true, "name": "sum"}}, {second}]. Go on.',
+    ]
+    assert rig.read(swapped) == Fork("later", "order", len(swapped) - 56)
+    assert rig.read(keyed) == Fork("later", "order", len(keyed) - 48)
+    assert rig.read(f"{rules}You have nothing today. Go on.") == Fork("later", "text", 22)
+
+
+def test_what_a_prompt_costs_is_bounded() -> None:
+    rig = Rig(max_keys=100_000)
+    long = [ord('"')] * BLOCK * MAX_BLOCKS * 2
+    rig.see([1, *long], decode=spelled)
+    rig.see([2, *long], decode=spelled)
+    rig.see([2, *long[:5000], 3, *long], decode=spelled)
+    assert len(rig.num_decoded) == 10 and max(rig.num_decoded) <= 1024
+    assert rig.see([2, *long[:-1], 3, *long], decode=spelled) is None, "too far behind to be seen"
 
 
 def test_what_is_remembered_is_bounded() -> None:
@@ -76,26 +125,3 @@ def test_what_is_remembered_is_bounded() -> None:
     assert len(rig.forks._new) + len(rig.forks._old) <= 64
     assert rig.see([99, *SAME, 1, 2, 3]) is None, "the newest"
     assert rig.see([0, *SAME, 1, 2, 3]) is not None
-
-
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        ("Today is 2026-12-01.", "time"),
-        ("the time is 9:41 pm", "time"),
-        ("on Tuesday, we", "time"),
-        ("dated Dec 1, so", "time"),
-        ("the 3rd of May", "text"),
-        ("on 3 May we", "time"),
-        ("due 12/24/26", "time"),
-        ("at 1796140000123 ms", "time"),
-        ("user 0b8f7c1e-3d2a-4c55-9a", "id"),
-        ("commit 9fd43dbe1cb9e6e0", "id"),
-        ('{"type": "function", "function": {"name"', "tools"),
-        ("order no. 48213", "number"),
-        ("may I ask, on sundry things, in 12 words", "text"),
-        ("", "text"),
-    ],
-)
-def test_kinds(text: str, kind: str) -> None:
-    assert kind_of(text) == kind
