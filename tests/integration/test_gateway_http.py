@@ -206,4 +206,4 @@ async def test_a_date_that_keeps_prompts_from_being_reused_is_counted(door: Door
     assert 20 < behind < num_tokens - 20
     told = telemetry.spans[-1].attributes
     assert (told["diverged_at"], told["diverged_kind"]) == (num_tokens - behind, "time")
-    assert "2026" not in str(telemetry.counts) + str(telemetry.spans)
+    assert "2026-12" not in str(telemetry.counts) + str(telemetry.spans)
