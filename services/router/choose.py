@@ -15,7 +15,7 @@ from services.router.load import ACTIVE_BLOCKS, ACTIVE_REQUESTS, LOAD, NUM_FEATU
 from services.router.score import NUM_TOLD, TOLD_FEATURES
 from services.router.source import Lengths
 
-WINDOW, SLACK = 1.1, 2.0
+WINDOW, SLACK = 1.1, 3.0
 """Overlap counts only at workers with at most WINDOW times the mean load, and SLACK requests more: a hot prefix spreads. Under little load
 the slack lets a conversation stay where its blocks are."""
 TIE = 1e-9
