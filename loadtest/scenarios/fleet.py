@@ -221,17 +221,6 @@ class Simulation:
             self._at(now_s + THINK_S, "arrive", "", self._next[request.msg_id])
 
 
-def oracle_reuse(prompts: list[Prompt], shape: Shape) -> float:
-    """One cache with the capacity of all workers together, before which every request comes in order."""
-    cache, num_tokens, num_reused = Cache(shape.num_blocks * shape.num_workers), 0, 0
-    for prompt in prompts:
-        keys = split(prompt.block_keys, KEY_BYTES)
-        num_tokens += prompt.num_tokens
-        num_reused += min(cache.overlap(keys) * BLOCK_SIZE, prompt.num_tokens - 1)
-        cache.store(keys)
-    return num_reused / num_tokens
-
-
 def request_of(number: int, prompt: Prompt) -> GenerateRequest:
     return GenerateRequest(
         request_id=hashlib.md5(str(number).encode()).hexdigest(),

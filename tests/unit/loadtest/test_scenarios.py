@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from loadtest.scenarios import __main__ as command
-from loadtest.scenarios.fleet import Cache, Shape, Simulation, oracle_reuse
+from loadtest.scenarios.fleet import Cache, Shape, Simulation
+from loadtest.scenarios.oracle import oracle_reuse, oracle_ttft_s
 from loadtest.scenarios.policies import POLICIES
 from loadtest.scenarios.workload import from_traces, nothing_shared, shared_prefix, shared_prefix_again
 from tests.unit.loadtest.test_similarity import words, write
@@ -37,6 +39,23 @@ def test_affinity_reuses_more_than_chance_and_no_more_than_the_oracle() -> None:
     reuse = {policy: Simulation(policy, prompts, 5.0, shape, 5).run().reuse for policy in ("random", "exact", "exact+similarity")}
     assert reuse["random"] + 0.1 < reuse["exact"] <= oracle_reuse(prompts, shape) + 0.02
     assert reuse["exact+similarity"] >= reuse["exact"] - 0.02
+
+
+def test_the_oracle_is_sooner_than_any_policy_and_no_sooner_than_computing_takes() -> None:
+    prompts, shape = shared_prefix(3, num_groups=20, group_size=5, prefix_tokens=1600, question_tokens=160), Shape()
+    ttft_s = oracle_ttft_s(prompts, 25.0, shape, 5)
+    assert len(ttft_s) == 100
+    assert min(ttft_s) == pytest.approx(160 / shape.prefill_tokens_per_s + shape.step_s)
+    for policy in POLICIES:
+        outcome = Simulation(policy, prompts, 25.0, shape, 5).run()
+        assert np.percentile(ttft_s, 90) <= outcome.ttft_p90_s
+        assert np.percentile(ttft_s, 50) <= outcome.ttft_p50_s
+
+
+def test_the_oracle_has_what_was_asked_to_warm_up() -> None:
+    first, again = shared_prefix_again(3, num_groups=5, group_size=4, prefix_tokens=1600, question_tokens=160)
+    ttft_s = oracle_ttft_s(again, 0.1, Shape(), 5, first)
+    assert ttft_s == pytest.approx([160 / Shape().prefill_tokens_per_s + Shape().step_s] * 20)
 
 
 def test_nothing_is_reused_where_nothing_is_shared() -> None:
