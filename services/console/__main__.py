@@ -16,7 +16,7 @@ from importlib.metadata import version
 from shared.errors import SlipstreamError
 
 COMMANDS = {
-    "up": "start the stack and stay in the foreground; Ctrl-C drains and stops it",
+    "up": "start the stack and stay with it; Ctrl-C drains and stops it",
     "down": "stop the running stack",
     "status": "who is there, and how loaded they are",
     "top": "the running stack, live: workers, queues, tiers, latencies",

@@ -7,11 +7,11 @@ import importlib
 from collections.abc import Sequence
 
 BENCHES = {
-    "router": "the routing decision and the index: time by prompt, workers, blocks, sketches",
-    "stack": "what the whole stack costs: first token and tokens per second on the simulated engine",
+    "router": "a routing decision, and the index it is made from",
+    "stack": "what the stack costs: first token and tokens/s, simulated engine",
     "kv": "KV store: handoff between processes, tiers",
     "context": "sessions that return after their blocks left the device pool",
-    "telemetry": "what traces cost a request, with a collector that takes them, is dead or hangs",
+    "telemetry": "what traces cost: with a collector, a dead one, one that hangs",
     "kv-accuracy": "quality of compressed KV blocks on real text",
 }
 
@@ -21,7 +21,7 @@ def run(argv: Sequence[str]) -> int:
     width = max(map(len, BENCHES))
     parser = argparse.ArgumentParser(
         prog="slipstream bench",
-        usage="slipstream bench NAME [options]     (slipstream bench NAME --help tells more)",
+        usage="slipstream bench NAME [options]    (bench NAME --help tells more)",
         epilog="benches:\n" + "\n".join(f"  {name:<{width}}  {summary}" for name, summary in BENCHES.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

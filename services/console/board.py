@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.console.terminal import Terminal
+from services.console.terminal import Terminal, folded, shortened
 
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _NAME_WIDTH = 11
@@ -92,7 +92,8 @@ class Board:
         if self._terminal.is_live:
             self._draw()
         elif phase.state != "running":
-            self._terminal.say(self._line(phase, 120))
+            for line in self._lines(phase, 120):
+                self._terminal.say(line)
         elif phase.text and phase.text != phase.printed and self._monotonic() - phase.printed_s >= _PLAIN_EVERY_S:
             phase.printed, phase.printed_s = phase.text, self._monotonic()
             percent = "" if phase.fraction is None else f" {phase.fraction:.0%}"
@@ -103,13 +104,13 @@ class Board:
             return
         width = shutil.get_terminal_size().columns - 1
         up = f"\x1b[{self._num_drawn}A" if self._num_drawn else ""
-        lines = [self._line(phase, width) for phase in self._phases.values()]
+        lines = [line for phase in self._phases.values() for line in self._lines(phase, width)]
         self._terminal.stream.write(up + "".join(f"\r\x1b[K{line}\n" for line in lines) + "\x1b[J")
         self._terminal.stream.flush()
         self._num_drawn = len(lines)
 
-    def _line(self, phase: _Phase, width: int) -> str:
-        """`  ✔ nats        nats-server 2.15.1 · JetStream on      0.1s`, never longer than `width`."""
+    def _lines(self, phase: _Phase, width: int) -> list[str]:
+        """`  ✔ nats        nats-server 2.15.1 · nats://…      0.1s`, no longer than `width`. Why a phase failed is told whole, below it."""
         if phase.state == "running":
             sign = self._terminal.paint(_SPINNER[self._frame % len(_SPINNER)], "dim")
             seconds = self._monotonic() - phase.started_s
@@ -117,4 +118,6 @@ class Board:
         else:
             sign, seconds, text = self._terminal.mark(phase.state), phase.elapsed_s, phase.text
         room = max(width - _NAME_WIDTH - 13, 10)
-        return f"  {sign} {phase.name:<{_NAME_WIDTH}}{text[:room]:<{min(room, 62)}} {seconds:6.1f}s"
+        first, *rest = folded(text, room) if phase.state == "failed" else [shortened(text, room)]
+        head = f"  {sign} {phase.name:<{_NAME_WIDTH}}{first:<{min(room, 62)}} {seconds:6.1f}s"
+        return [head, *(f"{'':<{4 + _NAME_WIDTH}}{line}" for line in rest)]

@@ -73,7 +73,7 @@ async def until_serving(url: str) -> str:
             await asyncio.sleep(_POLL_S)
             continue
         check_jetstream(info, url)
-        return f"nats-server {info.version} · JetStream on · {url}"
+        return f"nats-server {info.version} · {url}"
 
 
 def _joined(stack: Run) -> Broker:

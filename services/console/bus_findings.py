@@ -17,8 +17,8 @@ NEAR = 0.8
 """Of a limit: worth a warning."""
 FULL = 0.95
 OTHER_VERSION = (
-    "What streams hold is made again: stop the stack and delete the stream (nats stream rm NAME), or NATS' data whole "
-    "(docker compose down, then docker volume rm slipstream_nats-data)"
+    "What streams hold is made again: stop the stack and delete the stream,\n  nats stream rm NAME\nor NATS' data whole:\n"
+    "  docker compose down && docker volume rm slipstream_nats-data"
 )
 
 

@@ -17,7 +17,7 @@ OFTEN_SIMILAR = 0.2
 _REASONS = {
     "cold": (
         "no earlier prompt began like them, not even in the first block",
-        "Put what all prompts share first; compute common beginnings ahead: slipstream up --warm FILE",
+        "Put what all prompts share first; compute common beginnings ahead:\nslipstream up --warm FILE",
     ),
     "diverged": (
         "they are like an earlier prompt up to some place, and then differ",

@@ -14,7 +14,7 @@ import msgspec
 from services.console.bus_findings import bus_findings
 from services.console.bus_look import BusLook, look_at_bus
 from services.console.cache_findings import cache_findings
-from services.console.findings import Finding, show, stack_findings
+from services.console.findings import Finding, show, stack_findings, where
 from services.console.fleet_view import read_leases, visit
 from services.console.last_start import failed_start_findings
 from services.console.machine_findings import container_findings, environment_findings
@@ -82,7 +82,8 @@ def examine(root: Path, parts: Sequence[str], wanted: str = "") -> dict[str, lis
             *bus_findings(told, leases, Subjects(stack.namespace)),
         ]
     if "cache" in asked:
-        findings["cache"] = cache_findings(pages)
+        looked_at = [] if "stack" in asked else [Finding("done", where(stack))]
+        findings["cache"] = [*looked_at, *cache_findings(pages)]
     return findings
 
 

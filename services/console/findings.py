@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import msgspec
@@ -12,6 +13,8 @@ from services.console.run_folder import Run
 from services.console.terminal import Terminal, folded
 from shared.messages.fleet import WorkerLease
 
+_COMMAND = re.compile(r"\b(slipstream|docker|nats|pip) ")
+"""Lines of a remedy that hold one stay whole, to be copied."""
 State = Literal["done", "warning", "failed"]
 NEEDED = {"gateway": "nobody answers over HTTP or NATS", "router": "nothing is routed", "decode": "nothing is generated"}
 WANTED = {"kvstore": "no KV is shared or kept", "prefill": "prompts are computed beside decoding", "planner": "nothing is observed"}
@@ -32,7 +35,13 @@ def show(finding: Finding, terminal: Terminal) -> None:
     for line in rest:
         terminal.say(f"    {line}")
     for line in as_typed_here(finding.remedy).splitlines():
-        terminal.say(f"      {line}")  # whole, to be copied
+        for part in [line] if _COMMAND.search(line) else folded(line, terminal.columns - 6):
+            terminal.say(f"      {part}")
+
+
+def where(stack: Run) -> str:
+    """Which stack is looked at."""
+    return f"{stack.title} ({stack.http_url})" if stack.http_url else stack.title
 
 
 def stack_findings(stack: Run, leases: list[WorkerLease], pages: Pages) -> list[Finding]:
@@ -40,7 +49,7 @@ def stack_findings(stack: Run, leases: list[WorkerLease], pages: Pages) -> list[
     # Those of other machines and of guests have leases alone; our own children are known without one.
     names = {lease.name for lease in leases} | ({*stack.services, *stack.away} - {"nats"})
     state: State = "done" if len(ready) == len(names) else "warning"
-    found = [Finding(state, f"{stack.title}: {len(ready)} of {len(names)} processes are ready", "" if state == "done" else "see below")]
+    found = [Finding(state, f"{where(stack)}: {len(ready)} of {len(names)} processes are ready", "" if state == "done" else "see below")]
     roles = {lease.role for lease in ready}
     found += [
         Finding("failed", f"no {role} is ready: {means}", "slipstream logs " + role) for role, means in NEEDED.items() if role not in roles

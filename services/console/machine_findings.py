@@ -142,8 +142,8 @@ def _port(port: int) -> Finding:
     flag, ours = PORTS[port]
     holder = port_holder(port)
     if holder and ours not in holder:
-        return Finding("warning", f"port {port} is in use by {holder}", f"slipstream up {flag} {port + 1}")
-    return Finding("done", f"port {port} is {'ours' if holder else 'free'}")
+        return Finding("warning", f"port {port}, the default of {flag}, is in use by {holder}", f"slipstream up {flag} {port + 1}")
+    return Finding("done", f"port {port}, the default of {flag}, is {'ours' if holder else 'free'}")
 
 
 def _plain(url: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from services.console.board import Board
-from services.console.terminal import Terminal, home_text, size_text, table
+from services.console.terminal import Terminal, home_text, narrowed, size_text
 from shared.config import read_config
 from shared.engine.config import EngineConfig
 from shared.engine.model.loader import KNOWN_MODELS, list_models, verify_model
@@ -56,6 +56,6 @@ def _list(cache_dir: Path, terminal: Terminal, *, as_json: bool) -> int:
         rows.append((manifest.name, size_text(sum(manifest.file_bytes.values())), manifest.source, folder))
     converted = {manifest.name for manifest in manifests}
     rows += [(name, "–", bundle.distribution, "converted at first use") for name, bundle in KNOWN_MODELS.items() if name not in converted]
-    for line in table(rows):
+    for line in narrowed(rows, terminal.columns, ("from",), {"size": 0}):
         terminal.say(line)
     return 0

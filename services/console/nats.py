@@ -14,7 +14,7 @@ import msgspec
 
 from services.console.fleet_view import visit
 from services.console.run_folder import Run, add_run_flags, find_run, state_dir
-from services.console.terminal import Terminal, age_text, table
+from services.console.terminal import Terminal, age_text, narrowed
 from shared.bus.base import Bus, Message
 from shared.bus.permissions import USERS, render_server_config
 from shared.errors import BusTimeout, NoResponders, SlipstreamError
@@ -24,6 +24,7 @@ _CONFIG_HEAD = """\
 # Made by `slipstream nats config`: one user a service, allow lists only. Each password is an environment variable of nats-server,
 # SS_NATS_PASSWORD_<USER>; the service is told the same by SS_NATS_USER and SS_NATS_PASSWORD_FILE.
 """
+_NUMBERS = {"RTT": 0, "Requests": 0, "Errors": 0, "Processing Time": 0, "Average Time": 0}
 _STALL_S = 0.5
 """Silence after which no more answers are expected."""
 
@@ -98,7 +99,8 @@ async def _look(stack: Run, options: argparse.Namespace) -> int:
         for answer in answers:
             terminal.say(msgspec.json.encode(answer).decode())
     elif answers:
-        for line in table(_ROWS[options.verb](answers)):
+        answers.sort(key=lambda answer: (answer["name"], answer["id"]))
+        for line in narrowed(_ROWS[options.verb](answers), terminal.columns, ("Version",), _NUMBERS):
             terminal.say(line)
     else:
         terminal.say(f"{terminal.mark('warning')} no service answers")

@@ -15,7 +15,8 @@ from services.console.run_folder import Run, add_run_flags, find_run, state_dir
 from services.console.terminal import Terminal, age_text, narrowed, share_text, without_login
 from shared.messages.fleet import WorkerLease, WorkerLoad
 
-_HEADINGS = ("service", "id", "state", "model", "load", "kv", "speed", "up")
+_HEADINGS = ("service", "id", "state", "model", "run", "wait", "kv", "speed", "up")
+_NUMBERS = {"run": 0, "wait": 0, "kv": 0, "speed": 0, "up": 0}
 _ROLE_ORDER = ("gateway", "router", "prefill", "decode", "kvstore", "planner")
 
 
@@ -39,6 +40,7 @@ def run(argv: Sequence[str]) -> int:
             [_HEADINGS, *(_row(lease, loads.get(lease.instance), models, time.time_ns()) for lease in leases)],
             terminal.columns,
             ("id", "model", "speed"),
+            _NUMBERS,
         ):
             terminal.say(line)
         if absent:
@@ -55,13 +57,14 @@ async def _look(stack: Run) -> tuple[list[WorkerLease], dict[str, WorkerLoad], d
 
 
 def _row(lease: WorkerLease, load: WorkerLoad | None, models: Mapping[str, str], now_ns: int) -> tuple[str, ...]:
-    kv = f"{share_text(load.num_used_blocks / load.num_blocks)} of {load.num_blocks}" if load and load.num_blocks else "–"
+    kv = f"{share_text(load.num_used_blocks / load.num_blocks)} of {load.num_blocks:,}" if load and load.num_blocks else "–"
     return (
         lease.name,
         lease.instance,
         lease.state,
         models.get(lease.model or "", lease.model or "–"),
-        f"{load.num_running} run {load.num_waiting} wait" if load else "–",
+        f"{load.num_running}" if load else "–",
+        f"{load.num_waiting}" if load else "–",
         kv,
         _speed(load),
         age_text((now_ns - lease.started_at_ns) / 1e9),
@@ -70,7 +73,7 @@ def _row(lease: WorkerLease, load: WorkerLoad | None, models: Mapping[str, str],
 
 def _speed(load: WorkerLoad | None) -> str:
     if load and load.role == "prefill" and load.prefill_tokens_per_s:
-        return f"{load.prefill_tokens_per_s:.0f} tok/s"
+        return f"{load.prefill_tokens_per_s:,.0f} tok/s"
     if load and load.role == "decode" and load.step_ms:
         return f"step {load.step_ms:.1f} ms"
     return "–"

@@ -57,6 +57,11 @@ def clip(line: str, columns: int) -> str:
     return line
 
 
+def shortened(text: str, columns: int) -> str:
+    """Not longer than `columns`; what is cut off is told by `…`."""
+    return text if len(text) <= columns else text[: max(columns - 1, 0)] + "…"
+
+
 def share_text(share: float) -> str:
     """`12%`; what is there, but rounds to nothing, is `<1%`."""
     return "<1%" if 0 < share < 0.005 else f"{share:.0%}"
@@ -82,21 +87,26 @@ def without_login(text: str) -> str:
     return _LOGIN.sub(rf"\1{MASK}@", text)
 
 
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Left-aligned columns as wide as their widest cell."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+def table(rows: Sequence[Sequence[str]], widths: Mapping[str, int] | None = None) -> list[str]:
+    """Columns as wide as their widest cell; those that `widths` names by their heading (first row) at least so wide, and to the right.
+
+    So what changes while it is looked at stays in its place.
+    """
+    rights = widths or {}
+    wide = [max(rights.get(column[0], 0), *map(len, column)) for column in zip(*rows, strict=True)]
+    sides = [">" if heading in rights else "<" for heading in rows[0]]
+    return ["  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, wide, strict=True)).rstrip() for row in rows]
 
 
-def narrowed(rows: Sequence[Sequence[str]], columns: int, droppable: Sequence[str]) -> list[str]:
+def narrowed(rows: Sequence[Sequence[str]], columns: int, droppable: Sequence[str], widths: Mapping[str, int] | None = None) -> list[str]:
     """As `table`; too wide for `columns`, it goes without those of the headings (first row) in `droppable`, one after the other."""
-    lines = table(rows)
+    lines = table(rows, widths)
     for heading in droppable:
-        if max(map(len, lines)) <= columns:
+        if max(map(len, lines)) <= columns or heading not in rows[0]:
             break
         at = list(rows[0]).index(heading)
         rows = [[*row[:at], *row[at + 1 :]] for row in rows]
-        lines = table(rows)
+        lines = table(rows, widths)
     return lines
 
 
@@ -105,9 +115,14 @@ def folded(text: str, columns: int, indent: int = 0) -> list[str]:
     return textwrap.wrap(text, columns, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False) or [""]
 
 
+def counted(number: float, noun: str) -> str:
+    """`1 block`, `2,000 blocks`."""
+    return f"{number:,.0f} {noun}{'s' * (number != 1)}"
+
+
 def age_text(seconds: float) -> str:
-    """`45s`, `3m`, `2h`, `4d`."""
+    """`45s`, `3m`, `2h`, `4d`: as many as are full."""
     for unit, length_s in (("d", 86_400), ("h", 3_600), ("m", 60)):
         if seconds >= length_s:
-            return f"{seconds / length_s:.0f}{unit}"
-    return f"{max(seconds, 0):.0f}s"
+            return f"{seconds // length_s:.0f}{unit}"
+    return f"{max(seconds, 0) // 1:.0f}s"

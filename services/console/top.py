@@ -21,6 +21,8 @@ from services.console.terminal import Terminal, age_text, clip, share_text, size
 _HOME, _CLEAR_LINE, _CLEAR_BELOW, _HIDE, _SHOW = "\x1b[H", "\x1b[K", "\x1b[J", "\x1b[?25l", "\x1b[?25h"
 _WHOLE = "\x1b[2J"
 _ORDER = ("gateway", "router", "prefill", "decode", "kvstore", "planner")
+_WIDTHS = {"run": 4, "wait": 4, "kv": 4, "step": 8, "cpu": 5, "memory": 8, "up": 4}
+"""Of what changes from look to look: so that nothing beside it moves."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -87,42 +89,40 @@ def _redrawn(lines: Sequence[str]) -> str:
 def screen(before: Look, after: Look, http_url: str, terminal: Terminal) -> list[str]:
     """The figures for people."""
     told = figures(before, after)
-    hit = "–" if told["hit_rate"] is None else f"{told['hit_rate']:.0%}"
+    hit = "" if told["hit_rate"] is None else f" · {told['hit_rate']:>4.0%} of them from a cache"
     lines = [
         f"{terminal.paint('slipstream', 'bold')}  {time.strftime('%H:%M:%S')}  {http_url}",
         "",
-        f"requests  {told['running']:.0f} running · {told['queued']:.0f} waiting · {told['requests_per_s']:.1f}/s ended"
+        f"requests  {told['running']:>7,.0f} running · {told['queued']:>7,.0f} waiting · {told['requests_per_s']:>7,.1f}/s ended"
         + _alarm(told["errors_per_s"], "errors", "red", terminal)
         + _alarm(told["migrated_per_s"], "moved", "yellow", terminal),
-        f"tokens    {told['output_tokens_per_s']:,.0f}/s out · {told['prompt_tokens_per_s']:,.0f}/s in, {hit} of them from a cache",
+        f"tokens    {told['output_tokens_per_s']:>7,.0f}/s out   · {told['prompt_tokens_per_s']:>7,.0f}/s in{hit}",
         f"latency   first token     {_quantiles(told['ttft_ms'])}",
         f"          between tokens  {_quantiles(told['itl_ms'])}",
     ]
     for tier, one in told["tiers"].items():
         lines.append(
-            f"{tier:<8}  {_bar(one['used_bytes'], one['bytes'])} {size_text(one['used_bytes'])} of {size_text(one['bytes'])} · "
-            f"{one['blocks']:,.0f} blocks · {one['loaded_blocks_per_s']:,.0f}/s loaded"
+            f"{tier:<8}  {_bar(one['used_bytes'], one['bytes'])} {size_text(one['used_bytes']):>8} of {size_text(one['bytes'])} · "
+            f"{one['blocks']:>7,.0f} blocks · {one['loaded_blocks_per_s']:>6,.0f}/s loaded"
         )
-    misses = {reason: value for reason, value in told["miss_tokens_per_s"].items() if value > 0}
-    if misses:
-        lines.append(
-            "computed  " + " · ".join(f"{value:,.0f} tok/s {reason}" for reason, value in sorted(misses.items(), key=lambda one: -one[1]))
-        )
-    rows: list[Sequence[str]] = [("service", "state", "load", "kv", "step", "cpu", "memory", "up")]
+    misses = [f"{value:>7,.0f}/s {reason}" for reason, value in sorted(told["miss_tokens_per_s"].items()) if value > 0]
+    lines.append("computed  " + (" · ".join(misses) or "–"))
+    rows: list[Sequence[str]] = [("service", "state", *_WIDTHS)]
     for lease, one in zip(after.leases, told["services"], strict=True):
         rows.append(
             (
                 lease.name,
-                lease.state,
-                f"{one['running']} run {one['waiting']} wait" if one["running"] is not None else "–",
-                f"{share_text(one['used_blocks'] / one['blocks'])} of {one['blocks']}" if one["blocks"] else "–",
+                f"{lease.state:<8}",
+                f"{one['running']}" if one["running"] is not None else "–",
+                f"{one['waiting']}" if one["waiting"] is not None else "–",
+                f"{share_text(one['used_blocks'] / one['blocks']):>4} of {one['blocks']:,}" if one["blocks"] else "–",
                 f"{one['step_ms']:.1f} ms" if one["step_ms"] else "–",
                 f"{one['cpu_share']:.0%}",
                 size_text(one["memory_bytes"]),
                 age_text(time.time() - lease.started_at_ns / 1e9),
             )
         )
-    lines += ["", *table(rows)]
+    lines += ["", *table(rows, _WIDTHS)]
     if after.pages.silent:
         lines.append(f"{terminal.mark('warning')} no /metrics from {', '.join(after.pages.silent)}")
     return lines
@@ -135,9 +135,9 @@ def _alarm(per_s: float, what: str, colour: str, terminal: Terminal) -> str:
 def _quantiles(values: dict[str, float | None]) -> str:
     if not any(value is not None for value in values.values()):
         return "–"
-    return " ".join(f"{name} {value:,.0f}" for name, value in values.items() if value is not None) + " ms"
+    return " · ".join(f"{name} {value:>6,.0f}" for name, value in values.items() if value is not None) + " ms"
 
 
-def _bar(part: float, whole: float, width: int = 20) -> str:
+def _bar(part: float, whole: float, width: int = 14) -> str:
     filled = round(width * part / whole) if whole else 0
     return "█" * filled + "░" * (width - filled)

@@ -14,7 +14,7 @@ import msgspec
 from services.console.cache_findings import KINDS
 from services.console.fleet_view import read_leases, visit
 from services.console.run_folder import Run, add_run_flags, find_run_or_last, state_dir
-from services.console.terminal import Terminal, folded
+from services.console.terminal import Terminal, counted, folded, narrowed
 from shared.errors import EnvironmentFault, SlipstreamError
 from shared.messages.fleet import WorkerLease
 from shared.telemetry.trace_file import TraceLine
@@ -42,7 +42,7 @@ def run(argv: Sequence[str]) -> int:
     folder = _folder(stack)
     terminal = Terminal()
     if options.list:
-        for line in listed(list(read_spans(folder))):
+        for line in listed(list(read_spans(folder)), terminal.columns):
             terminal.say(line)
         return 0
     spans = find_trace(folder, options.id)
@@ -147,12 +147,21 @@ def is_call(span: TraceLine) -> bool:
     return "gen_ai.operation.name" in span.attributes
 
 
-def listed(spans: Spans, limit: int = 20) -> list[str]:
+_NUMBERS = {"ms": 8, "prompt": 0, "cached": 0, "out": 0, "first ms": 0}
+
+
+def listed(spans: Spans, columns: int, limit: int = 20) -> list[str]:
+    """The latest calls, a line each, newest last."""
     calls = sorted((span for span in spans if is_call(span)), key=lambda span: span.end_ns)[-limit:]
-    return [
-        f"{span.trace_id[:8]}  {time.strftime('%H:%M:%S', time.localtime(span.start_ns / 1e9))}  {_ms(span):>8.1f} ms  {_summary(span)}"
-        for span in calls
-    ]
+    rows: list[Sequence[str]] = [("trace", "at", "call", "ended", *_NUMBERS)]
+    for span in calls:
+        told = span.attributes
+        numbers = (told.get(f"gen_ai.usage.{name}_tokens", "–") for name in ("input", "cache_read.input", "output"))
+        first_ms = f"{float(told['ttft_ms']):.1f}" if told.get("ttft_ms") else "–"
+        began = time.strftime("%H:%M:%S", time.localtime(span.start_ns / 1e9))
+        outcome = str(told.get("outcome")) + ("" if "gen_ai.usage.input_tokens" in told else " (refused)")
+        rows.append((span.trace_id[:8], began, span.name, outcome, f"{_ms(span):.1f}", *map(str, numbers), first_ms))
+    return narrowed(rows, columns, ("at", "cached"), _NUMBERS)
 
 
 def draw(spans: Spans, names: Mapping[str, str], terminal: Terminal) -> list[str]:
@@ -229,7 +238,7 @@ def _summary(call: TraceLine) -> str:
         return f"{call.name} · refused: {told.get('outcome')}"
     moved = f" · moved {told['num_migrations']} times" if told.get("num_migrations") else ""
     return (
-        f"{call.name} · {told.get('outcome')} · {told.get('gen_ai.usage.input_tokens')} prompt tokens "
+        f"{call.name} · {told.get('outcome')} · {counted(float(told['gen_ai.usage.input_tokens']), 'prompt token')} "
         f"({told.get('gen_ai.usage.cache_read.input_tokens')} cached) · {told.get('gen_ai.usage.output_tokens')} out · "
         f"first after {float(told.get('ttft_ms') or 0):.1f} ms{moved}"
     )
@@ -240,7 +249,7 @@ def _told(span: TraceLine) -> str:
     numbers = {name.removeprefix("num_").replace("_", " "): value for name, value in span.attributes.items() if name.startswith("num_")}
     if is_call(span) or span.name == "router route":
         return ""
-    words = [f"{value} {name}" for name, value in numbers.items() if value]
+    words = [f"{value} {name.removesuffix('s') if value == 1 else name}" for name, value in numbers.items() if value]
     reason = span.attributes.get("reason")
     return ", ".join([*words, *([str(reason)] if reason else [])])
 

@@ -31,7 +31,7 @@ from services.console.place import check_arenas, choose_http_port, prepare_place
 from services.console.run_folder import Run, state_dir, write_run
 from services.console.selftest import self_test
 from services.console.supervisor import ChildFault, Supervisor
-from services.console.terminal import Terminal, home_text, without_login
+from services.console.terminal import Terminal, folded, home_text, without_login
 from services.console.threads import in_daemon_thread
 from services.console.topology import Place, service_specs
 from services.console.warm import read_requests, warm_up
@@ -66,7 +66,9 @@ class Up:
         """Start, serve, drain. A fault of the start is one line on the board, its remedy below it."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
-        self._terminal.say(header(self._options) + "\n")
+        for line in folded(header(self._options), self._terminal.columns, 2):
+            self._terminal.say(line)
+        self._terminal.say()
         code = 130
         try:
             if await self._unless_stopped(self._start()):

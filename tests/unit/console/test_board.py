@@ -72,6 +72,16 @@ def test_a_phase_that_has_ended_says_nothing_more() -> None:
     assert "✘ nats" in before
 
 
+def test_why_a_phase_failed_is_told_whole() -> None:
+    cause = "127.0.0.1:8000 is in use by pid 4211 (python -m http.server 8000 --bind 127.0.0.1 --directory /srv/somewhere/deep)"
+    for is_terminal in (False, True):
+        board, screen, _ = make(is_terminal=is_terminal, NO_COLOR="1")
+        board.begin("nats", "starting")
+        board.failed("gateway", cause)
+        board.close()
+        assert cause.split() == [word for word in screen.getvalue().split("✘ gateway")[-1].split() if word != "0.0s" and "\x1b" not in word]
+
+
 def test_close_drops_the_running_lines() -> None:
     board, screen, _ = make(is_terminal=True)
     board.begin("nats")

@@ -2,7 +2,19 @@ import io
 
 import pytest
 
-from services.console.terminal import MASK, Terminal, clip, folded, narrowed, share_text, table, without_login
+from services.console.terminal import (
+    MASK,
+    Terminal,
+    age_text,
+    clip,
+    counted,
+    folded,
+    narrowed,
+    share_text,
+    shortened,
+    table,
+    without_login,
+)
 
 
 class Screen(io.StringIO):
@@ -48,6 +60,27 @@ def test_a_table_that_is_too_wide_goes_without_what_matters_least() -> None:
     assert narrowed(rows, 80, ("id", "model")) == table(rows)
     assert narrowed(rows, 30, ("id", "model")) == ["name      model    load", "decode-0  smollm2  3"]
     assert narrowed(rows, 3, ("id", "model")) == ["name      load", "decode-0  3"], "what is left is shown all the same"
+
+
+def test_named_columns_stand_to_the_right_and_keep_their_width() -> None:
+    assert table([("name", "run"), ("decode-0", "3")], {"run": 5}) == ["name        run", "decode-0      3"]
+    assert table([("name", "run"), ("decode-0", "300,000")], {"run": 5}) == ["name          run", "decode-0  300,000"]
+
+
+def test_what_a_kind_of_row_has_not_is_not_left_out() -> None:
+    assert narrowed([("name", "id"), ("router", "12345678")], 5, ("model",)) == ["name    id", "router  12345678"]
+
+
+def test_a_text_that_is_cut_says_so() -> None:
+    assert (shortened("nats://host:4222", 16), shortened("nats://host:4222", 9)) == ("nats://host:4222", "nats://h…")
+
+
+def test_numbers_with_their_nouns() -> None:
+    assert [counted(number, "block") for number in (0, 1, 2000)] == ["0 blocks", "1 block", "2,000 blocks"]
+
+
+def test_ages_are_whole_units_that_have_passed() -> None:
+    assert [age_text(seconds) for seconds in (-1, 59.9, 119, 7199, 172_799)] == ["0s", "59s", "1m", "1h", "1d"]
 
 
 def test_text_is_broken_at_blanks_only() -> None:

@@ -53,11 +53,19 @@ def test_the_screen_shows_load_pool_and_tiers() -> None:
     tiers = "".join(f'slipstream_kv_tier_{name}{{tier="dram"}} {value}\n' for name, value in tier.items())
     lines = screen(look(0, tiers), look(1, tiers, silent=("router",)), "http://x", Terminal(io.StringIO(), {}))
     [row] = [line for line in lines if line.startswith("decode-0")]
-    assert "3 run 1 wait" in row and "25% of 100" in row and "8.2 ms" in row
+    assert row.split()[:7] == ["decode-0", "ready", "3", "1", "25%", "of", "100"] and "8.2 ms" in row
     [dram] = [line for line in lines if line.startswith("dram")]
-    assert "██████████░░░░░░░░░░" in dram and "32 B of 64 B" in dram
+    assert "███████░░░░░░░" in dram and "32 B of 64 B" in dram
     assert any("no /metrics from router" in line for line in lines)
     assert not any("\x1b" in line for line in lines)
+
+
+def test_what_changes_from_look_to_look_moves_nothing_beside_it() -> None:
+    page = counters(slipstream_decode_running=3, slipstream_requests_total=99_999, vllm__generation_tokens_total=99_999)
+    idle, loaded = (screen(look(0), look(1, text), "", Terminal(io.StringIO(), {})) for text in ("", page))
+    assert len(idle) == len(loaded)
+    for before, after in zip(idle[1:], loaded[1:], strict=True):
+        assert [at for at, sign in enumerate(before) if sign == "·"] == [at for at, sign in enumerate(after) if sign == "·"]
 
 
 def test_errors_and_moves_stand_out_only_where_they_happen() -> None:

@@ -105,8 +105,15 @@ def test_spans_of_all_files_are_found_and_half_a_line_is_left_out(tmp_path: Path
     assert len(list(read_spans(tmp_path))) == 3
     for asked in ("last", TRACE, TRACE[:8]):
         assert [one.name for one in find_trace(tmp_path, asked)] == ["chat m", "router route", "decode generate"]
-    [line] = listed([CALL, ROUTE])
-    assert line.startswith(TRACE[:8]) and "100.0 ms" in line
+
+
+def test_the_list_has_a_line_a_call_that_fits() -> None:
+    refused = span("chat m", 0, 7, outcome="queue_full", **{"gen_ai.operation.name": "chat"})
+    head, shed, line = listed([CALL, ROUTE, refused], 100)
+    assert head.split() == ["trace", "at", "call", "ended", "ms", "prompt", "cached", "out", "first", "ms"]
+    assert line.split()[2:] == ["chat", "m", "stop", "100.0", "40", "16", "9", "12.5"]
+    assert "queue_full (refused)" in shed
+    assert max(map(len, listed([CALL], 60))) <= 60
 
 
 def test_names_come_from_the_logs(tmp_path: Path) -> None:
