@@ -66,16 +66,45 @@ class PrefillScheduler:
         self._advance(job, num_blocks * self.block_size)
         job.num_cached_tokens += num_blocks * self.block_size
 
+    def catch_up(self, ready: list[Job]) -> list[tuple[Job, int, int]]:
+        """What others have computed meanwhile, the next to compute need not: (job, first of these blocks, their end)."""
+        budget, found = self.chunk_tokens, []
+        for job in ready:
+            if budget <= 0:
+                break
+            start = job.sequence.num_computed_tokens // self.block_size
+            end = start + self._take_cached(job, start)
+            if end > start:
+                found.append((job, start, end))
+            budget -= job.num_left_tokens
+        return found
+
+    def _take_cached(self, job: Job, start: int) -> int:
+        """Cached blocks in the place of the job's own, from `start` on. Returns how many."""
+        table = job.sequence.block_table
+        hashes = job.chain.hashes[start : job.num_target_tokens // self.block_size] if job.chain else []
+        cached = self.pool.match_prefix(hashes)
+        self.pool.free(table[start : start + len(cached)])
+        table[start : start + len(cached)] = cached
+        job.sequence.num_computed_tokens += len(cached) * self.block_size
+        job.num_cached_tokens += len(cached) * self.block_size
+        return len(cached)
+
     def schedule(self, ready: list[Job]) -> Batch | None:
-        """The next chunk, of jobs that are placed and loaded."""
+        """The next chunk, of jobs that are placed and loaded. Whose next block is in it for another waits, and catches up."""
         budget = self.chunk_tokens
         items = []
+        computing: set[bytes] = set()
         for job in ready:
-            count = min(job.num_left_tokens, budget)
+            start, count = job.sequence.num_computed_tokens, min(job.num_left_tokens, budget)
             if count < job.num_left_tokens:
-                count -= (job.sequence.num_computed_tokens + count) % self.block_size  # chunks end with a block
-            if count <= 0:
+                count -= (start + count) % self.block_size  # chunks end with a block
+            if count <= 0 or job.chain is None:
                 break
+            hashes = job.chain.hashes[start // self.block_size : (start + count) // self.block_size]
+            if hashes[0] in computing:
+                continue
+            computing.update(hashes)
             budget -= count
             items.append(BatchItem(job.sequence, count, False))
         return Batch(items) if items else None

@@ -82,6 +82,9 @@ class PrefillService(WorkerService[Job, PrefillTask]):
 
     async def _admit(self) -> None:
         """Let go of what was cancelled, hand over what is complete, place and load what waits."""
+        for job, start, end in self.scheduler.catch_up(self._ready):
+            self.telemetry.count("prefill_cached_tokens", (end - start) * self.scheduler.block_size)
+            self._store(job, start, end)
         for job in [job for job in self._ready if job.is_cancelled or job.num_left_tokens == 0]:
             self._ready.remove(job)
             self._leave(job)

@@ -22,7 +22,7 @@ from shared.messages.codec import decode
 from shared.messages.fleet import DrainReply
 from shared.messages.request import GenerateRequest
 from shared.messages.session import Finish
-from shared.types import pack_tokens
+from shared.types import pack_tokens, unpack_tokens
 from tests.conftest import Buses
 from tests.support.waiting import until
 from tests.support.workers import Workers, counted, is_idle
@@ -92,6 +92,18 @@ async def test_the_second_turn_computes_only_what_is_new(workers: Workers) -> No
     assert counted(prefill, "prefill_computed_tokens") - before == 139 // 16 * 16 - NUM_BLOCKS * 16
     assert usage.num_cached_tokens == NUM_BLOCKS * 16
     assert usage.num_cached_tokens + usage.num_computed_tokens == 140
+
+
+async def test_prompts_that_come_together_compute_what_they_share_once(workers: Workers) -> None:
+    await workers.store()
+    prefill, worker = await pair(workers)
+    requests = [workers.request(prefill, [*PROMPT, *range(200 + number, 220 + number)], 8) for number in range(3)]
+    await asyncio.gather(*(workers.to_prefill(prefill, worker, request) for request in requests))
+    for request in requests:
+        assert await workers.gateway.finished(request) == await alone(workers, unpack_tokens(request.token_ids))
+    computed = counted(prefill, "prefill_computed_tokens")
+    assert computed == 96 + 3 * 16
+    assert computed + counted(prefill, "prefill_cached_tokens") == 3 * 112
 
 
 async def test_another_prefill_worker_loads_the_prefix_from_the_store(workers: Workers) -> None:

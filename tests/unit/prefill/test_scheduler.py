@@ -28,11 +28,14 @@ def place(scheduler: PrefillScheduler, *jobs: Job) -> None:
 def run(scheduler: PrefillScheduler, jobs: list[Job]) -> list[list[int]]:
     """Tokens of each chunk, until nothing is left."""
     chunks = []
-    while (batch := scheduler.schedule([job for job in jobs if job.num_left_tokens])) is not None:
+    while True:
+        scheduler.catch_up(jobs)
+        batch = scheduler.schedule([job for job in jobs if job.num_left_tokens])
+        if batch is None:
+            return chunks
         chunks.append([item.num_tokens for item in batch.items])
         scheduler.commit(batch, 1e9)  # so slow that the measured chunk would be the smallest
         scheduler.tokens_per_s.value = 0.0
-    return chunks
 
 
 def test_only_full_blocks_before_the_last_token_are_computed() -> None:
@@ -59,6 +62,28 @@ def test_what_the_pool_has_is_not_computed_again() -> None:
     place(scheduler, second)
     assert second.num_cached_tokens == 12
     assert run(scheduler, [second]) == [[8]]
+
+
+def test_what_another_computes_meanwhile_is_not_computed_again() -> None:
+    scheduler = PrefillScheduler(BlockPool(64), BLOCK_SIZE, 8, 200.0)
+    shared = list(range(100, 116))
+    first, second, stranger = make(0, [*shared, 1]), make(1, [*shared, *range(300, 308), 2]), make(2, list(range(400, 405)))
+    jobs = [first, second, stranger]
+    place(scheduler, *jobs)
+    assert run(scheduler, jobs) == [[8], [8], [8], [4]]
+    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 16)
+    assert second.sequence.block_table[:4] == first.sequence.block_table[:4]
+    for job in jobs:
+        scheduler.remove(job)
+    assert scheduler.pool.num_used == 0
+
+
+def test_in_one_chunk_no_block_is_computed_twice() -> None:
+    scheduler = PrefillScheduler(BlockPool(64), BLOCK_SIZE, 64, 200.0)
+    shared = list(range(100, 116))
+    jobs = [make(0, [*shared, 1]), make(1, [*shared, *range(300, 308), 2]), make(2, list(range(400, 405)))]
+    place(scheduler, *jobs)
+    assert run(scheduler, jobs) == [[16, 4], [8]]
 
 
 def test_without_room_nothing_is_taken() -> None:
