@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from services.router.hint import Blocks
 from services.router.index import PrefixIndex
 from services.router.kernel import KERNEL, CPool
 from services.router.load import ACTIVE_BLOCKS, ACTIVE_REQUESTS, LOAD, NUM_FEATURES, UNCACHED, Floats, Pool
@@ -19,8 +19,6 @@ WINDOW, SLACK = 1.1, 3.0
 """Overlap counts only at workers with at most WINDOW times the mean load, and SLACK requests more: a hot prefix spreads. Under little load
 the slack lets a conversation stay where its blocks are."""
 TIE = 1e-9
-
-Blocks = NDArray[np.int32]
 
 
 class Holding:
@@ -83,7 +81,7 @@ class Chooser(ABC):
         """`lengths` is of PrefixIndex.lengths; `expected` [num_workers]: blocks that will soon be there, by similarity."""
 
     @abstractmethod
-    def prefill(self, at: Holding, lengths: Lengths, num_tokens: int, random: int) -> tuple[int, float]:
+    def prefill(self, at: Holding, lengths: Lengths, expected: Blocks | None, num_tokens: int, random: int) -> tuple[int, float]:
         """The worker where the prompt is computed soonest, and in how many seconds."""
 
 
@@ -98,18 +96,17 @@ class NumpyChooser(Chooser):
         is_open = (used * (requests > 0) + need_blocks <= pool.num_blocks) & (requests < pool.max_requests)
         if not is_open.any():
             return Choice(-1, at.told[:0])
-        held = at.held_blocks(lengths)
-        features[UNCACHED] = prompt_blocks - (held if expected is None else np.maximum(held, expected))
-        features[LOAD] = held - at.device_blocks(lengths)
+        features[UNCACHED] = prompt_blocks - hoped_blocks(at, lengths, expected)
+        features[LOAD] = at.held_blocks(lengths) - at.device_blocks(lengths)
         is_open &= requests <= requests[is_open].mean() * WINDOW + SLACK
         scores = np.where(is_open, weights.values @ features, np.inf)
         row = _pick(pool, scores, random)
         rows = [row, *(other for other in np.argsort(scores, kind="stable").tolist() if is_open[other] and other != row)][:NUM_TOLD]
         return Choice(row, np.column_stack([rows, scores[rows], features[:, rows].T]))
 
-    def prefill(self, at: Holding, lengths: Lengths, num_tokens: int, random: int) -> tuple[int, float]:
+    def prefill(self, at: Holding, lengths: Lengths, expected: Blocks | None, num_tokens: int, random: int) -> tuple[int, float]:
         pool = at.pool
-        costs_s = (pool.queued_tokens + num_tokens - at.held_blocks(lengths) * pool.block_size) / pool.tokens_per_s
+        costs_s = (pool.queued_tokens + num_tokens - hoped_blocks(at, lengths, expected) * pool.block_size) / pool.tokens_per_s
         row = _pick(pool, costs_s, random)
         return row, float(costs_s[row])
 
@@ -123,14 +120,23 @@ class KernelChooser(Chooser):
     def decode(
         self, at: Holding, weights: Vector, lengths: Lengths, expected: Blocks | None, prompt_blocks: float, need_blocks: int, random: int
     ) -> Choice:
-        soon = None if expected is None else expected.ctypes.data
-        count = self._choose(at.address, weights.address, lengths.address, soon, prompt_blocks, need_blocks, random)
+        count = self._choose(at.address, weights.address, lengths.address, address_of(expected), prompt_blocks, need_blocks, random)
         told = at.told[:count].copy()
         return Choice(int(told[0, 0]) if count else -1, told)
 
-    def prefill(self, at: Holding, lengths: Lengths, num_tokens: int, random: int) -> tuple[int, float]:
-        row = self._choose_prefill(at.address, lengths.address, num_tokens, random)
+    def prefill(self, at: Holding, lengths: Lengths, expected: Blocks | None, num_tokens: int, random: int) -> tuple[int, float]:
+        row = self._choose_prefill(at.address, lengths.address, address_of(expected), num_tokens, random)
         return row, float(at.scratch[0, row])
+
+
+def hoped_blocks(at: Holding, lengths: Lengths, expected: Blocks | None) -> Blocks:
+    """[num_workers] Leading blocks that are at each worker or on its host, or soon will be."""
+    held = at.held_blocks(lengths)
+    return held if expected is None else np.maximum(held, expected)
+
+
+def address_of(blocks: Blocks | None) -> int | None:
+    return None if blocks is None else blocks.ctypes.data
 
 
 def _pick(pool: Pool, scores: Floats, random: int) -> int:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from services.router.choose import Holding, Vector, make_chooser
 from services.router.config import Disaggregation
+from services.router.hint import NO_HINT, Hint
 from services.router.index import PrefixIndex
 from services.router.load import Loads, Pool, WorkerState
 from services.router.score import Candidate, View, Weights
-from services.router.similarity import Neighbour, SimilarityIndex
-from services.router.sketch import Sketch, Sketcher
+from services.router.similarity import SimilarityIndex
+from services.router.sketch import Sketcher
 from services.router.source import Lengths, Runs
 from shared.messages.request import GenerateRequest
 from shared.types import HostId, InstanceId
@@ -27,17 +24,6 @@ WORTH_ASKING_TOKENS = 128
 MUCH_TOKENS = 256
 """Similarity is asked if so much of a prompt is cached nowhere."""
 DEFAULT_STEP_MS = 20.0
-
-
-class Hint(NamedTuple):
-    """What similarity said. Without sketches it was not asked: little stayed uncovered, or too little of the prompt is its own."""
-
-    sketches: Sequence[Sketch] = ()
-    version: int = 0
-    neighbour: Neighbour | None = None
-
-
-NO_HINT = Hint()
 
 
 class Decision(NamedTuple):
@@ -108,13 +94,13 @@ class Decider:
         holding = self._holding_of("decode", pool, request.model)
         hint = self._hint(request, longest(runs), block_size)
         choice = self._chooser.decode(
-            holding, self._weights, lengths, expected_blocks(hint, pool), num_tokens / block_size, num_blocks, self._rng.getrandbits(63)
+            holding, self._weights, lengths, hint.expected_at(pool), num_tokens / block_size, num_blocks, self._rng.getrandbits(63)
         )
         if choice.row < 0:
             return None
         state, overlap = pool.states[choice.row], holding.held_at(lengths, choice.row)
         uncached = num_tokens - overlap * block_size
-        prefill, reason = self._prefill_worker(request, state, uncached, lengths)
+        prefill, reason = self._prefill_worker(request, state, uncached, lengths, hint)
         return Decision(
             decode_worker=state.lease.instance,
             prefill_worker=prefill,
@@ -152,7 +138,7 @@ class Decider:
         return holding
 
     def _prefill_worker(
-        self, request: GenerateRequest, decode: WorkerState, uncached: int, lengths: Lengths
+        self, request: GenerateRequest, decode: WorkerState, uncached: int, lengths: Lengths, hint: Hint
     ) -> tuple[InstanceId | None, str]:
         if self._disaggregation == "never":
             return None, "disaggregation=never"
@@ -162,20 +148,11 @@ class Decider:
         if self._disaggregation == "auto" and uncached < SMALL_REST_BUDGETS * decode.lease.prefill_budget:
             return None, "little left to compute"
         holding = self._holding_of("prefill", pool, request.model)
-        row, cost_s = self._chooser.prefill(holding, lengths, request.num_tokens, self._rng.getrandbits(63))
+        under_way = hint.under_way_at(pool)
+        row, cost_s = self._chooser.prefill(holding, lengths, under_way, request.num_tokens, self._rng.getrandbits(63))
         if self._disaggregation == "auto" and decode_s(decode, uncached) <= cost_s:
             return None, "decode is sooner"
         return pool.states[row].lease.instance, "prefill apart"
-
-
-def expected_blocks(hint: Hint, pool: Pool) -> NDArray[np.int32] | None:
-    """[num_workers] Blocks that a neighbour's worker is about to hold; None: nothing is known to come."""
-    row = pool.row.get(hint.neighbour.prompt.decode_worker) if hint.neighbour is not None else None
-    if hint.neighbour is None or row is None:
-        return None
-    expected = np.zeros(len(pool.states), dtype=np.int32)
-    expected[row] = hint.neighbour.num_blocks
-    return expected
 
 
 def longest(runs: Runs) -> int:

@@ -27,6 +27,11 @@ static inline int32_t held_by(const Pool *p, const int32_t *lengths, int64_t i) 
     return device > host ? device : host;
 }
 
+static inline int32_t hoped_at(const Pool *p, const int32_t *lengths, const int32_t *expected, int64_t i) {
+    int32_t held = held_by(p, lengths, i);
+    return expected && expected[i] > held ? expected[i] : held;
+}
+
 static int64_t pick(const Pool *p, const double *scores, uint64_t random) {
     const double *last_sent_s = p->last_sent_s, tie = p->tie;
     double lowest = INFINITY, oldest = INFINITY;
@@ -78,9 +83,8 @@ int64_t choose(const Pool *p, const double *weights, const int32_t *lengths, con
     if (!open) return 0;
     double limit = sum / open * p->window + p->slack;
     for (int64_t i = 0; i < n; i++) {
-        int32_t held = held_by(p, lengths, i), hoped = expected && expected[i] > held ? expected[i] : held;
-        uncached[i] = prompt_blocks - hoped;
-        load[i] = held - lengths[p->device[i]];
+        uncached[i] = prompt_blocks - hoped_at(p, lengths, expected, i);
+        load[i] = held_by(p, lengths, i) - lengths[p->device[i]];
         scores[i] = requests[i] > limit ? INFINITY : scores[i] + weights[UNCACHED] * uncached[i] + weights[LOAD] * load[i];
     }
     for (int64_t f = LOAD + 1; f < NUM_FEATURES; f++) {
@@ -92,9 +96,9 @@ int64_t choose(const Pool *p, const double *weights, const int32_t *lengths, con
 }
 
 // Seconds until a prompt is computed at each prefill worker, into scratch. Returns the chosen one.
-int64_t choose_prefill(const Pool *p, const int32_t *lengths, double num_tokens, uint64_t random) {
+int64_t choose_prefill(const Pool *p, const int32_t *lengths, const int32_t *expected, double num_tokens, uint64_t random) {
     for (int64_t i = 0; i < p->n; i++)
-        p->scratch[i] = (p->queued_tokens[i] + num_tokens - held_by(p, lengths, i) * p->block_size) / p->tokens_per_s[i];
+        p->scratch[i] = (p->queued_tokens[i] + num_tokens - hoped_at(p, lengths, expected, i) * p->block_size) / p->tokens_per_s[i];
     return pick(p, p->scratch, random);
 }
 

@@ -26,7 +26,7 @@ TABLE: Signatures = {
 }
 DECISION: Signatures = {
     "choose": (INT, [POINTER, POINTER, POINTER, POINTER, DOUBLE, DOUBLE, UNSIGNED]),
-    "choose_prefill": (INT, [POINTER, POINTER, DOUBLE, UNSIGNED]),
+    "choose_prefill": (INT, [POINTER, POINTER, POINTER, DOUBLE, UNSIGNED]),
     "near": (INT, [POINTER, INT, UNSIGNED, INT, INT, POINTER]),
     "simhash": (None, [ctypes.c_char_p, INT, POINTER, INT, POINTER, POINTER, POINTER]),
 }

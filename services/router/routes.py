@@ -96,7 +96,7 @@ class Routes:
 
     def _remember(self, route: Route, sketches: Sequence[Sketch]) -> None:
         """Those who look like it will be told of it."""
-        prompt = Remembered(route.block_keys, route.decode_worker, route.prefill_worker)
+        prompt = Remembered(route.block_keys, route.decode_worker, route.prefill_worker, key_of(route))
         self._similarity.add(route.partition, route.model, sketches, route.sketch_version, prompt)
 
     async def _prefetch(self, request: GenerateRequest, decision: Decision) -> None:
@@ -113,8 +113,13 @@ class Routes:
         await self._bus.publish(self._subjects.kv(state.lease.host, "prefetch"), encode(message))
 
     def _book(self, route: Route) -> None:
-        key, now_s = f"{route.request_id}:{route.epoch}", time.monotonic()
+        key, now_s = key_of(route), time.monotonic()
         decode_tokens = 0 if route.prefill_worker else route.num_uncached_tokens
         self._loads.book(key, route.decode_worker, Booking(route.num_blocks, decode_tokens, now_s))
         if route.prefill_worker is not None:
             self._loads.book(key, route.prefill_worker, Booking(0, route.num_uncached_tokens, now_s))
+
+
+def key_of(route: Route) -> str:
+    """As its request is booked."""
+    return f"{route.request_id}:{route.epoch}"

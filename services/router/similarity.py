@@ -34,7 +34,9 @@ class Remembered(NamedTuple):
 
     block_keys: bytes
     decode_worker: InstanceId
-    prefill_worker: InstanceId | None
+    prefill_worker: InstanceId | None = None
+    key: str = ""
+    """`request_id:epoch`"""
 
 
 class Neighbour(NamedTuple):
