@@ -43,6 +43,8 @@ class IndexSync:
         """Sources that are alive."""
         self._fetching: set[str] = set()
         self._slice_ends_s = 0.0
+        self._num_rejected = 0
+        """Counted."""
         self._has_begun = asyncio.Event()
 
     async def follow(self, events: Subscription) -> None:
@@ -77,9 +79,15 @@ class IndexSync:
             try:
                 next(steps)
             except StopIteration as end:
+                self._count_rejected()
                 return bool(end.value)
             if time.perf_counter() > self._slice_ends_s:
                 await self._give_way()
+
+    def _count_rejected(self) -> None:
+        if self._index.num_rejected > self._num_rejected:
+            self._telemetry.count("router_rejected_events", self._index.num_rejected - self._num_rejected)
+            self._num_rejected = self._index.num_rejected
 
     async def _give_way(self) -> None:
         await asyncio.sleep(0)

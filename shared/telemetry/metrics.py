@@ -129,6 +129,7 @@ ROUTER = (
     _counter("router_overlap_tokens", "Prompt tokens that the chosen decode worker or its host had."),
     _counter("router_prompt_tokens", "Prompt tokens routed."),
     _counter("router_snapshots", "Snapshots fetched because a source's events had a gap or were new.", "outcome"),
+    _counter("router_rejected_events", "Batches of events and snapshots that made no sense: too large, half a key, of a dead epoch."),
     _counter("router_joins", "What a router that began learned from another (alone: there was none).", "outcome"),
     _counter("router_dead_letters", "Tasks given up after too many deliveries.", "queue"),
     _gauge("router_queued", "Requests that wait."),

@@ -111,18 +111,24 @@ class Flood(Subscription):
         self.payloads.clear()
 
 
-async def test_a_flood_of_events_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sync, "SLICE_S", 0.0)
-    index = begun()
-    fetches: list[str] = []
+def following(index: PrefixIndex, telemetry: NullTelemetry, fetches: list[str]) -> IndexSync:
+    """One that knows the source, and only notes that it would fetch a snapshot."""
 
     def spawn(work: Any, name: str) -> Any:
         work.close()
         fetches.append(name)
 
     bus: Any = None
-    reader = IndexSync(bus, Subjects(), NullTelemetry(), index, spawn)
+    reader = IndexSync(bus, Subjects(), telemetry, index, spawn)
     reader.lease(WorkerLease(NAME, "decode", "w", "ready", 1, "0", 0), True)
+    return reader
+
+
+async def test_a_flood_of_events_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sync, "SLICE_S", 0.0)
+    index = begun()
+    fetches: list[str] = []
+    reader = following(index, NullTelemetry(), fetches)
     flood = Flood([encode(stored(number, PACKED[16 * number : 16 * number + 16])) for number in range(1, 51)])
     seen: list[int] = []
 
@@ -135,3 +141,15 @@ async def test_a_flood_of_events_gives_way(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(index) == 50
     assert len(set(seen)) > 40
     assert fetches == ["snapshot"]
+
+
+async def test_events_without_sense_are_rejected_and_counted() -> None:
+    """A million blocks at once, half a key, unknown parents (which say nothing here), a dead epoch, one from the future."""
+    index, telemetry, fetches = begun(), NullTelemetry(), list[str]()
+    reader = following(index, telemetry, fetches)
+    orphan = KvEventBatch(NAME, "worker", "", 1, 1, [BlocksStored("device", b"?" * 16, PACKED[:16])])
+    huge = KvEventBatch(NAME, "worker", "", 1, 1, [BlocksStored("device", b"", bytes(16) * 25_000)] * 40)
+    torn, dead, future = stored(1, bytes(15)), stored(2, epoch=0), stored(7, epoch=9)
+    await reader.follow(Flood([encode(batch) for batch in (huge, torn, orphan, dead, future)]))
+    assert telemetry.total("router_rejected_events") == 3
+    assert (len(index), index.state_of(NAME), fetches) == (1, "DEGRADED", ["snapshot"])
