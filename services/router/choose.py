@@ -61,6 +61,10 @@ class Vector(NamedTuple):
     values: Floats
     address: int
 
+    @classmethod
+    def of(cls, values: Floats) -> Vector:
+        return cls(values, values.ctypes.data)
+
 
 class Choice(NamedTuple):
     """`row` -1: nobody has room."""

@@ -10,11 +10,12 @@ from services.router.config import Disaggregation
 from services.router.hint import NO_HINT, Hint
 from services.router.index import PrefixIndex
 from services.router.load import Loads, Pool, WorkerState
-from services.router.score import Candidate, View, Weights
+from services.router.score import DEFAULT_WEIGHTS, Candidate, ClassWeights, View
 from services.router.similarity import SimilarityIndex
 from services.router.sketch import Sketcher
 from services.router.source import Lengths, Runs
 from shared.messages.request import GenerateRequest
+from shared.messages.subjects import REQUEST_CLASSES
 from shared.types import HostId, InstanceId
 
 SMALL_REST_BUDGETS = 2
@@ -75,12 +76,11 @@ class Decider:
         self._holding: dict[tuple[str, str], Holding] = {}
         self.similarity = similarity
         self.sketcher = Sketcher()
-        self.use(Weights())
+        self.use(DEFAULT_WEIGHTS)
 
-    def use(self, weights: Weights) -> None:
+    def use(self, weights: ClassWeights) -> None:
         """From now on. Raises ValueError if they make no sense; the last good ones stay."""
-        values = weights.vector()
-        self._weights = Vector(values, values.ctypes.data)
+        self._weights = {name: Vector.of(getattr(weights, name).vector()) for name in REQUEST_CLASSES}
 
     def decide(self, request: GenerateRequest) -> Decision | None:
         """None: no decode worker of the model has room now."""
@@ -94,7 +94,13 @@ class Decider:
         holding = self._holding_of("decode", pool, request.model)
         hint = self._hint(request, longest(runs), block_size)
         choice = self._chooser.decode(
-            holding, self._weights, lengths, hint.expected_at(pool), num_tokens / block_size, num_blocks, self._rng.getrandbits(63)
+            holding,
+            self._weights[request.request_class],
+            lengths,
+            hint.expected_at(pool),
+            num_tokens / block_size,
+            num_blocks,
+            self._rng.getrandbits(63),
         )
         if choice.row < 0:
             return None

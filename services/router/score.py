@@ -44,6 +44,17 @@ class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return np.array(msgspec.structs.astuple(self), dtype=np.float64)
 
 
+class ClassWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of the requests of each class; none may be missing."""
+
+    high: Weights
+    normal: Weights
+    batch: Weights
+
+
+DEFAULT_WEIGHTS = ClassWeights(Weights(), Weights(), Weights())
+
+
 class Candidate(NamedTuple):
     """A decode worker as it was seen for one request. Features as in `Weights`."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from services.router.decide import Decider
-from services.router.score import Weights
+from services.router.score import DEFAULT_WEIGHTS, ClassWeights
 from services.router.similarity import SimilarityIndex
 from services.router.sketch import Sketcher, Terms
 from services.router.terms import MIN_PROMPTS, TermCounts
@@ -102,9 +102,10 @@ class Settings:
                 self.model_digests[card.model] = card.model_digest
 
     def _take_weights(self, value: bytes | None) -> None:
-        """JSON: {"uncached_blocks": 1.0, …}; what is not named keeps its default. Deleted: the defaults."""
+        """JSON: {"high": {"uncached_blocks": 1.0, …}, "normal": …, "batch": …}; what a class does not name keeps its default. Deleted: the
+        defaults."""
         try:
-            self._decider.use(msgspec.json.decode(value, type=Weights) if value is not None else Weights())
+            self._decider.use(msgspec.json.decode(value, type=ClassWeights) if value is not None else DEFAULT_WEIGHTS)
         except (msgspec.MsgspecError, ValueError) as error:
             self._telemetry.count("router_bad_settings", kind="weights")
             log.warning("weights were refused, the last good ones stay: %s", error)

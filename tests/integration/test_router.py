@@ -394,14 +394,18 @@ async def test_weights_are_read_and_nonsense_is_refused(rig: Rig) -> None:
     await known(router, plain, holder)
     await until(lambda: len(router.index) == 4)
     bucket = await rig.bus.bucket(rig.subjects.bucket("config"))
-    await bucket.put("planner.weights", b'{"uncached_blocks": -1.0}')
-    await until(lambda: router._decider._weights.values[0] == -1.0)
-    for bad in (b'{"uncached_blocks": 1e300}', b'{"uncached_blocks": NaN}', b'{"unknown": 1}', b"\xff", b'{"latency_s": "x"}'):
+    await bucket.put("planner.weights", b'{"high": {}, "normal": {"uncached_blocks": -1.0}, "batch": {}}')
+    await until(lambda: router._decider._weights["normal"].values[0] == -1.0)
+    for bad in (b'{"uncached_blocks": 1e300}', b'{"uncached_blocks": NaN}', b'{"unknown": 1}', b'{"latency_s": "x"}'):
+        before = counted(router, "router_bad_settings")
+        await bucket.put("planner.weights", b'{"high": {}, "normal": %s, "batch": {}}' % bad)
+        await until(lambda before=before: counted(router, "router_bad_settings") > before)
+    for bad in (b"\xff", b'{"high": {}, "normal": {}}'):
         before = counted(router, "router_bad_settings")
         await bucket.put("planner.weights", bad)
         await until(lambda before=before: counted(router, "router_bad_settings") > before)
     await bucket.put("router.terms", b"garbage")
-    await until(lambda: counted(router, "router_bad_settings") == 6)
+    await until(lambda: counted(router, "router_bad_settings") == 7)
     await rig.submit(100)
     await until(lambda: plain.tasks or holder.tasks)
     assert plain.tasks, "the last good weights stay"

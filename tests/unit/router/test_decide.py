@@ -13,7 +13,7 @@ from services.router.decide import Decider
 from services.router.index import PrefixIndex
 from services.router.load import Booking, Loads
 from services.router.miss import miss_reason
-from services.router.score import Weights
+from services.router.score import ClassWeights, Weights
 from shared.messages.fleet import EndedRequest, WorkerLease, WorkerLoad
 from shared.messages.kv import BlocksStored, KvEventBatch, KvSnapshot
 from tests.support.fake_delivery import make_request
@@ -41,8 +41,8 @@ class Rig:
     def hold(self, source: str, count: int, tier: Any = "device") -> None:
         assert self.index.install(source, [KvSnapshot(source, 1, 0, [BlocksStored(tier, b"", b"".join(KEYS[:count]))])])
 
-    def decide(self, num_tokens: int, number: int = 1) -> Any:
-        request = make_request(number, list(range(num_tokens)), block_keys=b"".join(KEYS[: num_tokens // BLOCK]))
+    def decide(self, num_tokens: int, number: int = 1, **fields: Any) -> Any:
+        request = make_request(number, list(range(num_tokens)), block_keys=b"".join(KEYS[: num_tokens // BLOCK]), **fields)
         return self.decider.decide(request)
 
 
@@ -146,12 +146,14 @@ def test_ties_are_broken_at_random() -> None:
 
 def test_weights_without_sense_are_refused_and_the_last_good_stay() -> None:
     rig = Rig(lease(A, host="11111111"), lease(B, host="22222222"))
-    rig.decider.use(Weights(uncached_blocks=-1.0))
+    shy = Weights(uncached_blocks=-1.0)
+    rig.decider.use(ClassWeights(high=Weights(), normal=shy, batch=Weights()))
     for bad in (float("nan"), float("inf"), 1e9):
         with pytest.raises(ValueError, match="latency_s"):
-            rig.decider.use(Weights(latency_s=bad))
+            rig.decider.use(ClassWeights(high=Weights(), normal=Weights(), batch=Weights(latency_s=bad)))
     rig.hold("22222222", 6, "dram")
     assert rig.decide(200).decode_worker == A
+    assert rig.decide(200, request_class="high").decode_worker == B
 
 
 def test_a_decision_tells_what_it_weighed() -> None:

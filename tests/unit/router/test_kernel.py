@@ -114,7 +114,7 @@ def chosen(chooser: Chooser, seed: int) -> list[tuple[int, list[float]]]:
     for draw in range(10):
         lengths = index.lengths(index.runs(b"".join(KEYS[:30]), 30))
         expected = np.full(len(names), 25, dtype=np.int32) * (np.arange(len(names)) == 3) if draw % 2 else None
-        choice = chooser.decode(at, Vector(values, values.ctypes.data), lengths, expected, 31.5, 32, draw)
+        choice = chooser.decode(at, Vector.of(values), lengths, expected, 31.5, 32, draw)
         row, cost_s = chooser.prefill(at, lengths, expected, 500, draw)
         found.append((choice.row, choice.told.ravel().tolist()))
         found.append((row, [cost_s]))
