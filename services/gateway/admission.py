@@ -20,6 +20,8 @@ N = TypeVar("N", int, float)
 
 CLASSES: dict[str, RequestClass] = {"priority": "high", "flex": "batch", "batch": "batch"}
 """`service_tier` → request class; anything else is normal."""
+OPEN_END = "\ue000\uf8ff\ue000"
+"""Marks where a message that is to be continued ends: a template goes on behind it. Characters that no text has."""
 
 
 class Unsupported(SlipstreamError):
@@ -77,8 +79,16 @@ class Admission:
         reserved = {"messages", "bos_token", "eos_token", "unk_token", "pad_token"} & options.keys()
         if reserved:
             raise BadRequest(f"{sorted(reserved)[0]} cannot be set", param="chat_template_kwargs")
+        if body.continue_final_message and body.add_generation_prompt:
+            raise BadRequest("continue_final_message needs add_generation_prompt: false", param="continue_final_message")
         messages = [message.rendered() for message in body.messages]
+        if body.continue_final_message:
+            messages[-1]["content"] += OPEN_END
         text = model.tokenizer.render(messages, options | {"add_generation_prompt": body.add_generation_prompt})
+        if body.continue_final_message:
+            text, found, _ = text.rpartition(OPEN_END)
+            if not found:
+                raise BadRequest("the chat template does not show the last message: it cannot be continued", param="continue_final_message")
         return await model.tokenizer.encode(text, add_special_tokens=False, max_tokens=model.card.max_model_len)
 
     async def completion(self, body: CompletionBody, client: Client) -> Admitted:

@@ -20,7 +20,7 @@ from services.gateway.body import read_body
 from services.gateway.desk import Desk
 from services.gateway.generation import Generation
 from services.gateway.models import Models
-from services.gateway.openai import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody, parse_body
+from services.gateway.openai import IGNORED, ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody, parse_body
 from services.gateway.reply import Reply, error_body, make_reply
 from services.gateway.schema import openapi
 from services.gateway.sse import EventStream, leaving
@@ -124,7 +124,8 @@ class HttpDoor:
 
     # -- generating ----------------------------------------------------------------------------------------------------------------
     async def _generate(self, request: Request, body_type: type[ChatBody] | type[CompletionBody]) -> Response:
-        body, unknown = parse_body(body_type, await self._body(request))
+        body, ignored = parse_body(body_type, await self._body(request))
+        unknown = [field for field in ignored if field not in IGNORED]
         if unknown and self._strict_params:
             raise BadRequest(f"unknown parameters: {', '.join(unknown)}", param=unknown[0])
         caller = request.headers.get("traceparent", "")
@@ -132,7 +133,7 @@ class HttpDoor:
         client = Client(self._tenant(request), self._telemetry.mint_traceparent(caller), caller, explain)
         request.state.traceparent = client.traceparent
         admitted = await self._desk.admit(body, client)
-        answer = Answer(self, body, client.traceparent, unknown)
+        answer = Answer(self, body, client.traceparent, ignored)
         opened = self._desk.generation(admitted, body, client, "http")
         if body.stream:
             return EventStream(opened, answer)
@@ -150,22 +151,28 @@ class HttpDoor:
 
     # -- the rest ------------------------------------------------------------------------------------------------------------------
     async def _tokenize(self, request: Request) -> Response:
-        body, _ = parse_body(TokenizeBody, await self._body(request))
+        body, ignored = parse_body(TokenizeBody, await self._body(request))
         model = self._models.get(body.model) if body.model else self._models.default()
         if body.messages is not None:
-            chat = ChatBody(model=model.card.name, messages=body.messages, add_generation_prompt=body.add_generation_prompt)
+            chat = ChatBody(
+                model=model.card.name,
+                messages=body.messages,
+                add_generation_prompt=body.add_generation_prompt,
+                continue_final_message=body.continue_final_message,
+            )
             tokens = await self._desk.admission.chat_prompt(model, chat)
         elif body.prompt is not None:
             tokens = await model.tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens)
         else:
             raise BadRequest("give prompt or messages", param="prompt")
-        return respond({"tokens": tokens, "count": len(tokens), "max_model_len": model.card.max_model_len})
+        answer = {"tokens": tokens, "count": len(tokens), "max_model_len": model.card.max_model_len}
+        return respond(answer, headers=without_effect(ignored))
 
     async def _detokenize(self, request: Request) -> Response:
-        body, _ = parse_body(DetokenizeBody, await self._body(request))
+        body, ignored = parse_body(DetokenizeBody, await self._body(request))
         model = self._models.get(body.model) if body.model else self._models.default()
         check_token_ids(body.tokens, model.card.vocab_size, "tokens")
-        return respond({"prompt": model.tokenizer.decode(body.tokens)})
+        return respond({"prompt": model.tokenizer.decode(body.tokens)}, headers=without_effect(ignored))
 
     async def _list_models(self, _request: Request) -> Response:
         return respond({"object": "list", "data": self.model_list()})
@@ -211,9 +218,7 @@ class Answer:
 
     def __init__(self, door: HttpDoor, body: GenerationBody, traceparent: str, ignored: list[str]) -> None:
         self._body = body
-        self._headers = {"traceparent": traceparent}
-        if ignored:
-            self._headers["x-slipstream-ignored"] = _NO_HEADER.sub("?", ", ".join(ignored)[:1024])
+        self._headers = {"traceparent": traceparent, **without_effect(ignored)}
         self._door = door
         self.shown = door.shown
 
@@ -249,6 +254,11 @@ class RequestIds:
             await send(message)
 
         await self._app(scope, receive, with_id)
+
+
+def without_effect(ignored: list[str]) -> dict[str, str]:
+    """The header that names the fields of a body which nothing was made of."""
+    return {"x-slipstream-ignored": _NO_HEADER.sub("?", ", ".join(ignored)[:1024])} if ignored else {}
 
 
 def told(generation: Generation) -> dict[str, str]:

@@ -17,7 +17,7 @@ import msgspec
 from services.gateway.admission import Client
 from services.gateway.auth import Keys
 from services.gateway.desk import Desk
-from services.gateway.http import HttpDoor
+from services.gateway.http import HttpDoor, without_effect
 from services.gateway.openai import ChatBody, CompletionBody, GenerationBody, parse_body
 from services.gateway.reply import error_body, make_reply
 from shared.bus.base import Bus, Message, Subscription
@@ -91,12 +91,12 @@ class NatsDoor:
         headers = {name.lower(): value for name, value in message.headers.items()}
         try:
             tenant = self._keys.tenant(headers.get("authorization", ""))
-            body = parse_call(message.payload)
+            body, ignored = parse_call(message.payload)
         except SlipstreamError as error:
             await self._refuse(message.reply, error, is_stream=wants_stream(message.payload))
             return
         try:
-            await self._generate(message.reply, body, tenant, headers.get("traceparent", ""))
+            await self._generate(message.reply, body, ignored, tenant, headers.get("traceparent", ""))
         except BusClosed as error:
             log.info("a call ended with the connection: %s", error)
         except SlipstreamError as error:
@@ -105,7 +105,7 @@ class NatsDoor:
             log.exception("a call failed inside the gateway")
             await self._refuse(message.reply, SlipstreamError("internal error"), is_stream=bool(body.stream))
 
-    async def _generate(self, inbox: str, body: GenerationBody, tenant: str, caller: str) -> None:
+    async def _generate(self, inbox: str, body: GenerationBody, ignored: list[str], tenant: str, caller: str) -> None:
         client = Client(tenant, self._telemetry.mint_traceparent(caller), caller)
         admitted = await self._desk.admit(body, client)
         async with self._desk.generation(admitted, body, client, "nats") as generation:
@@ -116,12 +116,13 @@ class NatsDoor:
                         await self._bus.publish(inbox, chunk)
                 else:
                     reply.add(piece)
+        headers = without_effect(ignored)
         if not body.stream:
-            await self._bus.publish(inbox, msgspec.json.encode(reply.whole()))
+            await self._bus.publish(inbox, msgspec.json.encode(reply.whole()), headers=headers)
             return
         for chunk in reply.last_chunks():
             await self._bus.publish(inbox, chunk)
-        await self._bus.publish(inbox, b"", headers={"ss-final": "1"})
+        await self._bus.publish(inbox, b"", headers={"ss-final": "1", **headers})
 
     async def _refuse(self, inbox: str, error: SlipstreamError, *, is_stream: bool) -> None:
         self._telemetry.count("nats_refused", reason=error.code)
@@ -151,8 +152,8 @@ def wants_stream(payload: bytes) -> bool:
         return False
 
 
-def parse_call(payload: bytes) -> GenerationBody:
-    """JSON or msgpack; chat if it has `messages`, else a completion."""
+def parse_call(payload: bytes) -> tuple[GenerationBody, list[str]]:
+    """JSON or msgpack; chat if it has `messages`, else a completion. With the fields that have no effect."""
     is_msgpack = payload.lstrip()[:1] != b"{"
     try:
         fields = msgspec.msgpack.decode(payload) if is_msgpack else msgspec.json.decode(payload, type=dict[str, msgspec.Raw])
@@ -161,4 +162,4 @@ def parse_call(payload: bytes) -> GenerationBody:
     if not isinstance(fields, dict):
         raise BadRequest("the payload is neither a JSON object nor a msgpack map")
     body_type: type[ChatBody] | type[CompletionBody] = ChatBody if "messages" in fields else CompletionBody
-    return parse_body(body_type, payload, is_msgpack=is_msgpack)[0]
+    return parse_body(body_type, payload, is_msgpack=is_msgpack)

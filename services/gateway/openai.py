@@ -121,6 +121,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     messages: Annotated[list[ChatMessage], msgspec.Meta(min_length=1, max_length=1024)] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):
@@ -141,8 +142,6 @@ IGNORED = frozenset(
         "moderation",
         "web_search_options",
         "parallel_tool_calls",
-        "function_call",
-        "functions",
         "prompt_cache_key",
         "prompt_cache_retention",
         "session_id",
@@ -151,7 +150,7 @@ IGNORED = frozenset(
         "include_reasoning",
     }
 )
-"""Accepted without effect, as clients send them everywhere."""
+"""Accepted without effect, as clients send them everywhere. The answer names them, as it names unknown fields."""
 
 B = TypeVar("B", bound=msgspec.Struct)
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
@@ -160,7 +159,7 @@ _INDEX = re.compile(r"\[[\d.]+\]$")
 
 
 def parse_body(body_type: type[B], body: bytes, *, is_msgpack: bool = False) -> tuple[B, list[str]]:
-    """The body, and the fields of it that are not known here, in their order. Raises BadRequest with the field's path as `param`.
+    """The body, and the fields of it that have no effect here, in their order. Raises BadRequest with the field's path as `param`.
 
     Nothing else runs meanwhile, and a body may be a million little objects: the garbage collector would look at all of them again and
     again, for most of the time.
@@ -180,8 +179,7 @@ def parse_body(body_type: type[B], body: bytes, *, is_msgpack: bool = False) -> 
         raise BadRequest("the body is not valid JSON" if not is_msgpack else "the body is not valid msgpack") from error
     finally:
         gc.enable()
-    known = IGNORED.union(body_type.__struct_fields__)
-    return parsed, [str(field) for field in fields if field not in known]
+    return parsed, [str(field) for field in fields if field not in body_type.__struct_fields__]
 
 
 def _missing(message: str) -> str | None:

@@ -97,8 +97,9 @@ async def test_a_call_over_nats_is_answered_whole_or_streamed(cluster: Cluster, 
     packed = msgspec.msgpack.encode(msgspec.json.decode(body()))
     again = await bus.request(cluster.gateway.subjects.front_door("generate"), packed, timeout_s=10.0, headers=key)
     assert msgspec.json.decode(again.payload)["choices"] == expected["choices"]
-    messages = await replies(bus, cluster, body(stream=True), **key)
-    assert messages[-1].payload == b""
+    messages = await replies(bus, cluster, body(stream=True, user="me", frobnicate=1), **key)
+    assert messages[-1].payload == b"" and "x-slipstream-ignored" not in whole.headers
+    assert messages[-1].headers["x-slipstream-ignored"] == "user, frobnicate"
     chunks = [msgspec.json.decode(message.payload) for message in messages[:-1]]
     text = "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
     assert text == expected["choices"][0]["text"]

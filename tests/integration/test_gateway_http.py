@@ -66,7 +66,9 @@ async def test_the_server_metrics_of_the_genai_conventions(door: Door) -> None:
 async def test_unknown_fields_are_ignored_and_listed(door: Door) -> None:
     reply = await door.web.post(CHAT, chat(frobnicate=1, user="me"))
     assert reply.status == 200
-    assert reply.headers["x-slipstream-ignored"] == "frobnicate"
+    assert reply.headers["x-slipstream-ignored"] == "frobnicate, user"
+    reply = await door.web.post("/tokenize", {"prompt": "x", "frobnicate": 1})
+    assert (reply.status, reply.headers["x-slipstream-ignored"]) == (200, "frobnicate")
 
 
 def joined(reply: Reply, index: int = 0) -> str:
@@ -207,3 +209,17 @@ async def test_a_date_that_keeps_prompts_from_being_reused_is_counted(door: Door
     told = telemetry.spans[-1].attributes
     assert (told["diverged_at"], told["diverged_kind"]) == (num_tokens - behind, "time")
     assert "2026-12" not in str(telemetry.counts) + str(telemetry.spans)
+
+
+async def test_a_last_message_is_continued_where_it_ends(door: Door) -> None:
+    messages = [{"role": "user", "content": "Say it."}, {"role": "assistant", "content": "It is  "}]
+    asked = {"messages": messages, "add_generation_prompt": False}
+    closed = await door.web.post("/tokenize", asked)
+    left_open = await door.web.post("/tokenize", asked | {"continue_final_message": True})
+    text = (await door.web.post("/detokenize", {"tokens": left_open.json["tokens"]})).json["prompt"]
+    assert text.endswith("It is  ") and len(closed.json["tokens"]) > len(left_open.json["tokens"])
+    reply = await door.web.post(CHAT, chat(messages=messages, add_generation_prompt=False, continue_final_message=True))
+    assert (reply.status, reply.json["usage"]["prompt_tokens"]) == (200, left_open.json["count"])
+    assert "x-slipstream-ignored" not in reply.headers
+    refused = await door.web.post(CHAT, chat(messages=messages, continue_final_message=True))
+    assert (refused.status, refused.error["param"]) == (400, "continue_final_message")
