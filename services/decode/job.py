@@ -102,7 +102,8 @@ class Job:
         start = max(index, first)
         token_ids = self.sequence.token_ids[self.request.num_prompt_tokens + start :][:limit]
         logprobs = self.logprobs[start - first :][:limit] if num_logprobs >= 0 else None
-        return TokenDelta(self.request.request_id, self.request.epoch, start, token_ids, logprobs)
+        num_cached = self.num_cached_tokens if start == first else None
+        return TokenDelta(self.request.request_id, self.request.epoch, start, token_ids, logprobs, num_cached)
 
     def held(self) -> HeldRequest:
         """For Progress."""
@@ -130,15 +131,19 @@ class Job:
             return finish
         return msgspec.structs.replace(finish, reason=None, error_code=self.error.code, error_message=self.error.message[:512])
 
-    def _usage(self, num_output_tokens: int, now_s: float) -> Usage:
-        prompt = self.request.num_prompt_tokens
+    @property
+    def num_cached_tokens(self) -> int:
+        """For Usage."""
         loaded = self.num_device_tokens + self.num_loaded_tokens
-        by_prefill = max(self.task.num_prefilled_tokens - self.task.num_cached_tokens, 0)
         cached = self.task.num_cached_tokens if self.task.prefill_worker else loaded
+        return min(cached, loaded, max(self.request.num_prompt_tokens - 1, 0))
+
+    def _usage(self, num_output_tokens: int, now_s: float) -> Usage:
+        by_prefill = max(self.task.num_prefilled_tokens - self.task.num_cached_tokens, 0)
         return Usage(
-            num_prompt_tokens=prompt,
+            num_prompt_tokens=self.request.num_prompt_tokens,
             num_output_tokens=num_output_tokens,
-            num_cached_tokens=min(cached, loaded, max(prompt - 1, 0)),
+            num_cached_tokens=self.num_cached_tokens,
             num_computed_tokens=by_prefill + self.num_computed_prompt_tokens,
             num_loaded_blocks=self.num_loaded_blocks,
             num_loaded_bytes=self.num_loaded_bytes,

@@ -148,8 +148,8 @@ class Generation:
     # -- what is known afterwards ----------------------------------------------------------------------------------------------
     @property
     def num_cached_tokens(self) -> int:
-        """Prompt tokens reused, of each prompt once (its choices share it)."""
-        return sum(usage.num_cached_tokens for usage in self.usages()[:: self.admitted.num_choices])
+        """Prompt tokens reused, of each prompt once (its choices share it): as far as it is known."""
+        return sum(choice.stream.session.num_cached_tokens or 0 for choice in self.choices[:: self.admitted.num_choices])
 
     def usages(self) -> list[Usage]:
         """Of the choices that have ended."""

@@ -77,6 +77,8 @@ class Session:
         self.explanation = ""
         """Why the current attempt was routed where it is, if the caller asked."""
         self.num_migrations = 0
+        self.num_cached_tokens: int | None = None
+        """Of the prompt, as the worker of the first token told: for a later one, what this request itself left behind is cached too."""
         self._holder: InstanceId | None = None
         self._holder_role: Holder = ""
         self._heard_s = now_s
@@ -90,6 +92,8 @@ class Session:
         if foreign is not None:
             return foreign
         self._choose(instance, now_s)
+        if self.num_cached_tokens is None:
+            self.num_cached_tokens = delta.num_cached_tokens
         if delta.index > len(self.output):
             return [Count("gap"), *self._ask_resend(now_s)]
         fresh = delta.token_ids[len(self.output) - delta.index :]
@@ -232,6 +236,10 @@ class Session:
     def _finish(self, reason: FinishReason | None, error: SlipstreamError | None, finish: Finish | None) -> None:
         assert self.end is None
         usage = finish.usage if finish is not None else Usage(self.first.num_prompt_tokens, len(self.output))
+        if self.num_cached_tokens is None:
+            self.num_cached_tokens = usage.num_cached_tokens
+        else:
+            usage = msgspec.structs.replace(usage, num_cached_tokens=self.num_cached_tokens)
         self.prefill_worker = finish.prefill_worker if finish is not None else None
         self.end = End(reason, error, usage)
 

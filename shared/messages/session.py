@@ -23,6 +23,8 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     token_ids: Annotated[list[int], msgspec.Meta(max_length=4096)]
     logprobs: list[TokenLogprob] | None = None
     """One for each token, if asked for."""
+    num_cached_tokens: Count | None = None
+    """With an epoch's first token: as in `Usage`. A worker that is lost tells no Usage."""
 
 
 class TokenBatch(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):

@@ -57,7 +57,7 @@ REQUEST = request.GenerateRequest(
     priority=-5,
     explain=True,
 )
-DELTA = session.TokenDelta(REQUEST_ID, 2, 17, [5, 70_000], [LOGPROB, LOGPROB])
+DELTA = session.TokenDelta(REQUEST_ID, 2, 17, [5, 70_000], [LOGPROB, LOGPROB], 16)
 HELD = session.HeldRequest(REQUEST_ID, 2, "decode", 17)
 SLOT = kv.Slot(4096, 2**62, True)
 STORED = kv.BlocksStored("dram", DIGEST[:16], KEYS)

@@ -11,7 +11,7 @@ import pytest
 from services.gateway.session import LOST_S, MAX_MIGRATIONS, AskResend, Count, Session, Submit, Tell
 from shared.messages.request import GenerateRequest
 from shared.messages.session import Finish, HeldRequest, TokenDelta
-from shared.types import SamplingParams, pack_tokens
+from shared.types import SamplingParams, Usage, pack_tokens
 
 ID = "cd" * 16
 A, B = "a" * 8, "b" * 8
@@ -171,3 +171,19 @@ def test_an_error_from_a_router_keeps_its_status(session: Session) -> None:
     error = session.end.error
     assert error is not None
     assert (error.status, error.code) == (503, "no_workers")
+
+
+def test_cached_tokens_are_those_of_the_worker_that_began(session: Session) -> None:
+    """To the next one, what this request itself computed before is cached too."""
+    session.on_tokens(A, msgspec.structs.replace(delta(0, 5), num_cached_tokens=0), 1.0)
+    [*_, submit] = session.on_lost(A, 1.5, has_router=True)
+    assert isinstance(submit, Submit) and submit.request.epoch == 1
+    session.on_tokens(B, msgspec.structs.replace(delta(1, 6, epoch=1), num_cached_tokens=2), 2.0)
+    session.on_finish(finish([5, 6], B, 1, usage=Usage(2, 2, num_cached_tokens=2)), 2.0)
+    assert session.end is not None
+    assert (session.num_cached_tokens, session.end.usage.num_cached_tokens) == (0, 0)
+
+
+def test_cached_tokens_of_a_finish_without_a_batch(session: Session) -> None:
+    session.on_finish(finish([5], last_token_ids=pack_tokens([5]), usage=Usage(2, 1, num_cached_tokens=1)), 2.0)
+    assert session.num_cached_tokens == 1
