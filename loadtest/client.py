@@ -10,12 +10,14 @@ import asyncio
 import time
 from collections.abc import Mapping
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import msgspec
 
-_READ_BYTES = 256 * 2**10
+_CLOSED = "the connection closed before the response ended"
+_CHUNKED = 2**62
+"""Length of a response that tells none."""
 _END_OF_CHUNKS = b"\r\n0\r\n\r\n"
 
 
@@ -67,7 +69,7 @@ class Client:
         self._timeout_s = timeout_s
         own = {**({"authorization": f"Bearer {api_key}"} if api_key else {}), **(headers or {})}
         self._headers = "".join(f"{name}: {value}\r\n" for name, value in own.items())
-        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._idle: list[_Connection] = []
 
     async def generate(self, path: str, body: Mapping[str, Any]) -> Outcome:
         """POST `body` (with or without `stream`). Faults are in the outcome, never raised."""
@@ -92,9 +94,8 @@ class Client:
 
     async def close(self) -> None:
         """Close the idle connections."""
-        for _, writer in self._idle:
-            writer.close()
-            await writer.wait_closed()
+        for connection in self._idle:
+            await connection.close()
         self._idle.clear()
 
     def _request(self, verb: str, path: str, body: bytes) -> bytes:
@@ -108,42 +109,87 @@ class Client:
         """Send, then note (time, bytes) until the response is whole. Returns the time of sending, and the notes."""
         while True:
             is_fresh = not self._idle
-            reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection(self._host, self._port, limit=_READ_BYTES)
+            connection = self._idle.pop() if self._idle else await _connect(self._host, self._port)
             started_ns = time.monotonic_ns()
             try:
-                writer.write(request)
-                arrivals = await _read_whole(reader)
+                arrivals = await connection.exchange(request)
             except (ConnectionError, EOFError):
-                writer.close()
+                connection.abort()
                 if is_fresh:
                     raise
                 continue  # the server closed an idle connection: that is no fault of this request
             except BaseException:
-                writer.close()
+                connection.abort()
                 raise
-            self._idle.append((reader, writer))
+            self._idle.append(connection)
             return started_ns, arrivals
 
 
-async def _read_whole(reader: asyncio.StreamReader) -> list[tuple[int, bytes]]:
-    arrivals: list[tuple[int, bytes]] = []
-    head, length, received, tail = b"", -1, 0, b""
-    while True:
-        part = await reader.read(_READ_BYTES)
-        if not part:
-            raise EOFError("the connection closed before the response ended")
-        arrivals.append((time.monotonic_ns(), part))
-        received += len(part)
-        if length < 0:
-            head += part
-            end = head.find(b"\r\n\r\n")
-            if end < 0:
-                continue
-            length = _content_length(head[:end])
-            length = length + end + 4 if length >= 0 else 2**62
-        tail = (tail + part)[-len(_END_OF_CHUNKS) :]
-        if received >= length or (length == 2**62 and tail == _END_OF_CHUNKS):
-            return arrivals
+async def _connect(host: str, port: int) -> _Connection:
+    _, connection = await asyncio.get_running_loop().create_connection(_Connection, host, port)
+    return connection
+
+
+class _Connection(asyncio.Protocol):
+    """One exchange after the other. A protocol, as a stream's reader costs twice as much for each event."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._whole: asyncio.Future[None] | None = None
+        self._closed = asyncio.get_running_loop().create_future()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._arrivals: list[tuple[int, bytes]] = []
+        self._head, self._tail = b"", b""
+        self._num_bytes, self._length = 0, -1
+
+    async def exchange(self, request: bytes) -> list[tuple[int, bytes]]:
+        """Send, then note (time, bytes) until the response is whole. EOFError: the connection closed before that."""
+        if self._transport is None or self._closed.done():
+            raise EOFError(_CLOSED)
+        self._begin()
+        self._whole = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        await self._whole
+        return self._arrivals
+
+    async def close(self) -> None:
+        self.abort()
+        await self._closed
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- from the loop -----------------------------------------------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+
+    def data_received(self, data: bytes) -> None:
+        self._arrivals.append((time.monotonic_ns(), data))
+        self._num_bytes += len(data)
+        if self._length < 0:
+            self._read_head(data)
+        if self._length == _CHUNKED:
+            self._tail = (self._tail + data)[-len(_END_OF_CHUNKS) :] if len(data) < len(_END_OF_CHUNKS) else data
+            is_whole = self._tail.endswith(_END_OF_CHUNKS)
+        else:
+            is_whole = 0 <= self._length <= self._num_bytes
+        if is_whole and self._whole is not None and not self._whole.done():
+            self._whole.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closed.set_result(None)
+        if self._whole is not None and not self._whole.done():
+            self._whole.set_exception(exc or EOFError(_CLOSED))
+
+    def _read_head(self, data: bytes) -> None:
+        self._head += data
+        end = self._head.find(b"\r\n\r\n")
+        if end >= 0:
+            length = _content_length(self._head[:end])
+            self._length = length + end + 4 if length >= 0 else _CHUNKED
 
 
 def _content_length(head: bytes) -> int:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import uvloop
 
 from loadtest.arrivals import closed_loop
 from loadtest.bench.hops import Hop, hop_lines, read_hops
@@ -74,10 +75,10 @@ def measure(folder: Path, num_requests: int, num_tokens: int) -> StackReport:
     began_s = time.monotonic()
     with local_stack(folder / "direct", *FLAGS, environ={"SS_DISAGGREGATION": "never", "SS_MAX_NUM_SEQS": str(NUM_STREAMS)}) as stack:
         ready_s = time.monotonic() - began_s
-        direct = asyncio.run(_measure_way(stack, "client → decode", 3.0, num_requests))
-        tokens_per_s, tokens_per_event = asyncio.run(_measure_streams(stack, num_tokens))
+        direct = uvloop.run(_measure_way(stack, "client → decode", 3.0, num_requests))
+        tokens_per_s, tokens_per_event = uvloop.run(_measure_streams(stack, num_tokens))
     with local_stack(folder / "through", *FLAGS, environ={"SS_DISAGGREGATION": "always"}) as stack:
-        through = asyncio.run(_measure_way(stack, "client → prefill → store → decode", 5.0, num_requests))
+        through = uvloop.run(_measure_way(stack, "client → prefill → store → decode", 5.0, num_requests))
     return StackReport(
         ways=[direct, through], ready_s=ready_s, tokens_per_s=tokens_per_s, tokens_per_s_bar=60_000, tokens_per_event=tokens_per_event
     )
