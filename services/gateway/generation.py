@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from services.gateway.admission import Admitted
+from services.gateway.news import News
 from services.gateway.openai import ChatBody, GenerationBody
 from services.gateway.sessions import Sessions, Stream
 from services.gateway.text import ChoiceText
@@ -39,30 +40,28 @@ class Choice:
         self.index = index
         self.stream = stream
         self._text = text
-        self._num_logprobs = 0
+        self._has_logprobs = stream.session.first.sampling.num_logprobs >= 0
+        self.is_over = False
 
-    async def pieces(self, sessions: Sessions) -> AsyncIterator[Piece]:
-        """Until the end; a request that failed raises its error."""
+    def take(self, sessions: Sessions) -> Piece | None:
+        """What is new; None: nothing yet. A request that failed raises its error."""
         session = self.stream.session
-        while True:
-            token_ids = await self.stream.next()
+        token_ids, end = self.stream.take(), session.end
+        if end is None and not token_ids:
+            return None
+        is_last = end is not None and not self.stream.is_behind
+        if end is not None and end.error is not None:
+            raise end.error
+        text = self._text.push(token_ids, is_last=is_last, ended_by_token=is_last and end is not None and end.reason == "stop")
+        if self._text.is_stopped and end is None:
+            sessions.stop(self.stream)
             end = session.end
-            is_last = end is not None and len(session.output) == self.stream.num_read
-            if end is not None and end.error is not None:
-                raise end.error
-            text = self._text.push(token_ids, is_last=is_last, ended_by_token=is_last and end is not None and end.reason == "stop")
-            if self._text.is_stopped and session.end is None:
-                sessions.stop(self.stream)
-            if self._text.is_stopped:
-                is_last = True
-            logprobs = session.logprobs[self._num_logprobs : self._num_logprobs + len(token_ids)]
-            self._num_logprobs += len(logprobs)
-            if is_last:
-                done = session.end
-                assert done is not None
-                yield Piece(self.index, text, token_ids, logprobs, "stop" if self._text.is_stopped else done.reason, done.usage)
-                return
-            yield Piece(self.index, text, token_ids, logprobs)
+        logprobs = session.take_logprobs(len(token_ids)) if self._has_logprobs else []
+        if not is_last and not self._text.is_stopped:
+            return Piece(self.index, text, token_ids, logprobs)
+        assert end is not None
+        self.is_over = True
+        return Piece(self.index, text, token_ids, logprobs, "stop" if self._text.is_stopped else end.reason, end.usage)
 
 
 def operation_of(body: GenerationBody) -> str:
@@ -82,12 +81,14 @@ class Generation:
         self.num_output_tokens = 0
         self._body = body
         self._sessions = sessions
+        self._news = News()
+        """Of all choices."""
         self.choices: list[Choice] = []
 
     async def __aenter__(self) -> Generation:
         try:
             for index, request in enumerate(self.admitted.requests):
-                self.choices.append(Choice(index, await self._sessions.open(request), self._new_text()))
+                self.choices.append(Choice(index, await self._sessions.open(request, self._news), self._new_text()))
         except BaseException:
             self.close()
             raise
@@ -101,38 +102,27 @@ class Generation:
         for choice in self.choices:
             self._sessions.close(choice.stream)
 
-    async def pieces(self) -> AsyncIterator[Piece]:
-        """Of all choices, as they come."""
-        if len(self.choices) == 1:
-            async for piece in self.choices[0].pieces(self._sessions):
-                self._note(piece)
-                yield piece
-            return
-        queue: asyncio.Queue[Piece | SlipstreamError | None] = asyncio.Queue(len(self.choices))
-        tasks = [asyncio.create_task(self._pump(choice, queue)) for choice in self.choices]
-        try:
-            left = len(tasks)
-            while left:
-                got = await queue.get()
-                if got is None:
-                    left -= 1
-                elif isinstance(got, SlipstreamError):
-                    raise got
-                else:
-                    self._note(got)
-                    yield got
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _pump(self, choice: Choice, queue: asyncio.Queue[Piece | SlipstreamError | None]) -> None:
-        try:
-            async for piece in choice.pieces(self._sessions):
-                await queue.put(piece)
-        except SlipstreamError as error:
-            await queue.put(error)
-        await queue.put(None)
+    async def pieces(self) -> AsyncIterator[list[Piece]]:
+        """Of all choices, as they come: what came together, a piece of a choice at most. Loops that a token passes are written out."""
+        left = self.choices
+        while left:
+            await self._news.wait()
+            pieces: list[Piece] = []
+            is_behind = is_over = False
+            for choice in left:
+                piece = choice.take(self._sessions)
+                if piece is not None:
+                    pieces.append(piece)
+                    self._note(piece)
+                    is_over = is_over or piece.reason is not None
+                    is_behind = is_behind or choice.stream.is_behind
+            if pieces:
+                yield pieces
+            if is_over:
+                left = [choice for choice in left if not choice.is_over]
+            if is_behind:
+                self._news.tell()
+                await asyncio.sleep(0)
 
     def _note(self, piece: Piece) -> None:
         if not self.first_token_ns and piece.token_ids:

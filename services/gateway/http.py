@@ -140,8 +140,9 @@ class HttpDoor:
         async with opened as generation:
             reply = answer.reply(generation)
             with leaving(request.receive, generation.close):
-                async for piece in generation.pieces():
-                    reply.add(piece)
+                async for pieces in generation.pieces():
+                    for piece in pieces:
+                        reply.add(piece)
         return respond(reply.whole(), 200, answer.headers(generation))
 
     def shown(self, error: SlipstreamError) -> dict[str, Any]:

@@ -110,12 +110,13 @@ class NatsDoor:
         admitted = await self._desk.admit(body, client)
         async with self._desk.generation(admitted, body, client, "nats") as generation:
             reply = make_reply(generation, body)
-            async for piece in generation.pieces():
-                if body.stream:
-                    for chunk in reply.chunks(piece):
-                        await self._bus.publish(inbox, chunk)
-                else:
-                    reply.add(piece)
+            async for pieces in generation.pieces():
+                for piece in pieces:
+                    if body.stream:
+                        for chunk in reply.chunks(piece):
+                            await self._bus.publish(inbox, chunk)
+                    else:
+                        reply.add(piece)
         headers = without_effect(ignored)
         if not body.stream:
             await self._bus.publish(inbox, msgspec.json.encode(reply.whole()), headers=headers)

@@ -7,12 +7,14 @@ Finish came first. It ends exactly once. `now_s` is the link clock: it stands st
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 
 from shared.errors import DeadlineExceeded, RequestCancelled, RequestError, SlipstreamError, WorkerLost
+from shared.messages.codec import decode, encode
 from shared.messages.request import Cancel, GenerateRequest
 from shared.messages.session import Finish, FinishReply, HeldRequest, TokenDelta
 from shared.types import FinishReason, InstanceId, TokenLogprob, Usage, pack_tokens, unpack_tokens
@@ -70,7 +72,8 @@ class Session:
         self.epoch = request.epoch
         self.output: list[int] = []
         """Accepted output tokens; index = position."""
-        self.logprobs: list[TokenLogprob] = []
+        self._logprobs: deque[bytes] = deque()
+        """Of output tokens that were not taken yet, packed: of a reader that is slow, a million objects would wait here."""
         self.end: End | None = None
         self.instance: InstanceId | None = None
         self.prefill_worker: InstanceId | None = None
@@ -100,7 +103,7 @@ class Session:
         if not fresh:
             return [Count("duplicate")]
         if delta.logprobs is not None:
-            self.logprobs += delta.logprobs[len(self.output) - delta.index :]
+            self._logprobs += map(encode, delta.logprobs[len(self.output) - delta.index :])
         self.output += fresh
         return []
 
@@ -134,6 +137,10 @@ class Session:
             return FinishReply(True), [Count("crc_mismatch")]
         self._finish(finish.reason, None, finish)
         return FinishReply(True), []
+
+    def take_logprobs(self, limit: int) -> list[TokenLogprob]:
+        """The next ones, once."""
+        return [decode(TokenLogprob, self._logprobs.popleft()) for _ in range(min(limit, len(self._logprobs)))]
 
     def wants(self, epoch: int) -> bool:
         return self.end is None and epoch == self.epoch
@@ -197,7 +204,7 @@ class Session:
             have = len(self.output) - start
             self.output += last[have:]
             if finish.last_logprobs:
-                self.logprobs += finish.last_logprobs[have:]
+                self._logprobs += map(encode, finish.last_logprobs[have:])
 
     def _resubmit(self, now_s: float, *, has_router: bool) -> list[Action]:
         """A new epoch with the tokens so far, preceded by a cancel of the old one. Without any router there is nobody to take it: wait."""

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from services.gateway.news import News, Rounds
 from services.gateway.session import Action, AskResend, Count, Session, Submit, Tell
 from shared.bus.base import Bus, Message
 from shared.errors import BusClosed, BusError, MalformedMessage, NoCapacity, Overloaded, PayloadTooLarge, QueueFull, RequestError
@@ -34,8 +35,9 @@ from shared.types import InstanceId
 TICK_S = 0.1
 RESEND_S = 0.5
 RETRY_AFTER_S = 1.0
-MAX_TAKEN = 16
-"""Tokens of one choice that are rendered at a time: behind a client that reads slowly thousands gather, and others wait meanwhile."""
+MAX_TAKEN = 32
+"""Tokens of one choice that are rendered at a time: behind a client that reads slowly thousands gather, and others wait meanwhile.
+As many fewer as they have logprobs, which are as much work each."""
 
 log = logging.getLogger(__name__)
 
@@ -45,20 +47,27 @@ Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
 class Stream:
     """A session as its client's side sees it: wait for news, read the output from where it was left."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, news: News | None = None) -> None:
         self.session = session
-        self.news = asyncio.Event()
+        self.news = news or News()
         self.num_read = 0
+        self._max_taken = max(MAX_TAKEN // (session.first.sampling.num_logprobs + 2), 1)
+
+    def take(self) -> list[int]:
+        """The next output tokens, as many as are rendered at a time."""
+        fresh = self.session.output[self.num_read : self.num_read + self._max_taken]
+        self.num_read += len(fresh)
+        return fresh
+
+    @property
+    def is_behind(self) -> bool:
+        """More is there than was taken."""
+        return self.num_read < len(self.session.output)
 
     async def next(self) -> list[int]:
-        """Output tokens that came since the last call, at most MAX_TAKEN; waits for the first. Empty: the session has ended."""
-        while self.num_read == len(self.session.output) and self.session.end is None:
-            self.news.clear()
+        """Waits for output tokens. Empty: the session has ended."""
+        while not (fresh := self.take()) and self.session.end is None:
             await self.news.wait()
-        fresh = self.session.output[self.num_read : self.num_read + MAX_TAKEN]
-        self.num_read += len(fresh)
-        if self.num_read < len(self.session.output):
-            await asyncio.sleep(0)
         return fresh
 
 
@@ -73,6 +82,7 @@ class Sessions:
         self._gateway = gateway
         self._spawn = spawn
         self._streams: dict[str, Stream] = {}
+        self._rounds = Rounds()
         self._empty = asyncio.Event()
 
     def __len__(self) -> int:
@@ -98,9 +108,9 @@ class Sessions:
         return lease.name if lease else instance
 
     # -- the client's side ---------------------------------------------------------------------------------------------------
-    async def open(self, request: GenerateRequest) -> Stream:
+    async def open(self, request: GenerateRequest, news: News | None = None) -> Stream:
         """Submit a request. Raises Overloaded or NoCapacity if it cannot be queued."""
-        stream = Stream(Session(request, self._bus.clock.now()))
+        stream = Stream(Session(request, self._bus.clock.now()), news)
         self._streams[request.request_id] = stream
         try:
             await self._submit(request)
@@ -191,7 +201,9 @@ class Sessions:
 
     # -- actions ---------------------------------------------------------------------------------------------------------------
     def _carry_out(self, stream: Stream, actions: list[Action]) -> None:
-        stream.news.set()
+        self._rounds.add(stream.news)
+        if not actions:
+            return
         in_order: list[Action] = []
         for action in actions:
             match action:

@@ -76,10 +76,12 @@ class EventStream(Response):
     async def _write(self, generation: Generation, send: Send) -> bytes:
         """Everything but the end, which is returned."""
         reply = self._door.reply(generation)
-        async for piece in generation.pieces():
+        async for pieces in generation.pieces():
             if not self._is_begun:
                 await self._begin(generation, send)
-            chunks = reply.chunks(piece)
+            chunks: list[bytes] = []
+            for piece in pieces:
+                chunks += reply.chunks(piece)
             if chunks:
                 self._is_quiet = False
                 await send({"type": "http.response.body", "body": _events(chunks), "more_body": True})
