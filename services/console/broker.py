@@ -41,11 +41,20 @@ class Broker(msgspec.Struct, frozen=True, kw_only=True):
     creds: Path | None = None
 
 
+async def check_broker(options: UpOptions) -> None:
+    """EnvironmentFault for what is in the way of this run's NATS: asked before a model is fetched, which can take minutes."""
+    if options.nats_url:
+        check_jetstream(await read_server_info(options.nats_url), options.nats_url)
+    elif not options.is_joining:
+        find_server()
+        if options.nats_port:
+            check_port(HOST, options.nats_port, flag="--nats-port")
+
+
 async def prepare_broker(options: UpOptions, place: Place) -> Broker:
-    """Choose and check the NATS of this run. EnvironmentFault with its remedy for what is in the way."""
+    """Choose the NATS of this run. EnvironmentFault with its remedy for what is in the way by now."""
     if options.nats_url:
         info = await read_server_info(options.nats_url)
-        check_jetstream(info, options.nats_url)
         creds = options.nats_creds.expanduser().absolute() if options.nats_creds else None
         return Broker(url=options.nats_url, detail=f"existing nats-server {info.version} · {without_login(options.nats_url)}", creds=creds)
     if place.joined:

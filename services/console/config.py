@@ -94,10 +94,7 @@ def masked(variable: str, value: str) -> str:
 
 def settings_of(role: str, environ: Environ, outer: Environ) -> list[Setting]:
     """In the order of the service's own struct. Raises ConfigError for a value that does not fit."""
-    module = importlib.import_module(f"services.{role}.config")
-    config_type: type[msgspec.Struct] = next(
-        one for name, one in vars(module).items() if name.lower() == f"{role}config" and isinstance(one, type)
-    )
+    config_type = config_type_of(role)
     required = {variable_of(name): "/required" for name in _required(config_type)}
     values = to_environ(read_config(config_type, required | dict(environ)))
     defaults = to_environ(read_config(config_type, required))
@@ -107,6 +104,12 @@ def settings_of(role: str, environ: Environ, outer: Environ) -> list[Setting]:
         shown = "" if variable in required and variable not in environ else masked(variable, values.get(variable, ""))
         settings.append(Setting(variable, shown, "" if variable in required else defaults.get(variable, ""), origin))
     return settings
+
+
+def config_type_of(role: str) -> type[msgspec.Struct]:
+    """The struct that a service of `role` reads its settings into."""
+    module = importlib.import_module(f"services.{role}.config")
+    return next(one for name, one in vars(module).items() if name.lower() == f"{role}config" and isinstance(one, type))
 
 
 def _required(config_type: type[Any]) -> list[str]:

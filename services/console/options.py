@@ -11,10 +11,11 @@ from typing import Literal, get_args
 import msgspec
 
 from services.console.warm import read_requests
-from services.gateway.auth import check_exposure
+from services.gateway.auth import check_exposure, read_keys
 from shared.config import TrueWords, parse_size
 from shared.engine.config import EngineConfig
-from shared.errors import ConfigError
+from shared.engine.simulated import Profile, parse_profile
+from shared.errors import ConfigError, Unauthorized
 from shared.kv.layout import LowerFormat
 from shared.types import Numerics, Role
 
@@ -85,6 +86,9 @@ def parse_options(argv: Sequence[str]) -> UpOptions:
     options = UpOptions(**fields, roles=parsed.only or ALL_ROLES)
     if options.numerics == "exact" and options.dtype == "bfloat16":
         raise ConfigError("--dtype", options.dtype, "--numerics exact means float32", remedy="Leave --dtype away, or --numerics")
+    if options.kv_format != "native" and (options.numerics == "exact" or options.device == "sim"):
+        reason = "--numerics exact keeps blocks as they are" if options.numerics == "exact" else "--device sim has exact numbers as blocks"
+        raise ConfigError("--kv-format", options.kv_format, reason, remedy="Leave --kv-format away: native")
     if options.nats_creds and not options.nats_url:
         raise ConfigError("--nats-creds", str(options.nats_creds), "is for an existing NATS", remedy="Name it: --nats-url nats://HOST:4222")
     for flag, path in (("--keys", options.keys), ("--nats-creds", options.nats_creds)):
@@ -94,9 +98,23 @@ def parse_options(argv: Sequence[str]) -> UpOptions:
         if "gateway" not in options.roles:
             raise ConfigError("--warm", str(options.warm), "needs a gateway, and --only starts none")
         read_requests(options.warm)
+        _check_key(options)
     if "gateway" in options.roles:
         _check_exposure(options)
+        if options.port and options.port == options.nats_port and not options.nats_url:
+            raise ConfigError("--port", options.port, "is --nats-port too", remedy=f"Use another: --nats-port {options.port + 1}")
     return options
+
+
+def _check_key(options: UpOptions) -> None:
+    """Warming asks as a client does, and a gateway with --keys wants a key."""
+    key = os.environ.get("SS_API_KEY", "")
+    try:
+        read_keys(options.keys).tenant(f"Bearer {key}")
+    except Unauthorized as error:
+        reason = f"--keys asks every client for a key, and SS_API_KEY is {'none of its keys' if key else 'not set'}"
+        remedy = "Set it to a key of that file: SS_API_KEY=… slipstream up …    (a new one: slipstream keys new --file FILE)"
+        raise ConfigError("--warm", str(options.warm), reason, remedy=remedy) from error
 
 
 def _check_exposure(options: UpOptions) -> None:
@@ -138,7 +156,9 @@ def _parser() -> argparse.ArgumentParser:
     model.add_argument(
         "--threads", type=_count(0), default=_from_env("threads"), metavar="N", help="CPU threads a worker (default: divided)"
     )
-    model.add_argument("--sim-profile", default=_from_env("sim_profile"), metavar="A=…", help="times of the simulated engine, ms")
+    model.add_argument(
+        "--sim-profile", type=_sim_profile, default=_from_env("sim_profile"), metavar="A=…", help="times of the simulated engine, ms"
+    )
     places = parser.add_argument_group("places")
     places.add_argument(
         "--kv-dram", type=_arena_size, default=os.environ.get("SS_KV_DRAM", "1G"), metavar="SIZE", help="a host's arena (default 1G)"
@@ -196,6 +216,19 @@ def _count(least: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def _sim_profile(text: str) -> str:
+    """`a=0,b=0.2`, as it stands."""
+    try:
+        parse_profile(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no profile: ms of a step as name=number of {', '.join(Profile.__struct_fields__)}; write for example "
+            "a=0,b=0.2,c=1,d=8 (a: of prompt tokens squared, b: of a prompt token, c: of a prompt, d: of decoding, "
+            "k: of 1,000 tokens of context)"
+        ) from error
+    return text
 
 
 def _port(text: str) -> int:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from services.console.terminal import size_text
+from services.console.terminal import size_text, without_login
 from shared.errors import ConfigError, EnvironmentFault
 
 _CONNECT_S = 3.0
@@ -109,10 +109,7 @@ def file_system(folder: Path) -> str:
 
 async def read_server_info(url: str) -> ServerInfo:
     """The INFO line of the nats-server at `url`. EnvironmentFault: unreachable, or not NATS. ConfigError: not a URL."""
-    parts = urlsplit(url if "://" in url else f"nats://{url}")
-    if not parts.hostname:
-        raise ConfigError("--nats-url", url, "not an address", remedy="For example: --nats-url nats://127.0.0.1:4222")
-    host, port = parts.hostname, parts.port or 4222
+    host, port = _address(url)
     remedy = f"Is nats-server running there?  nats-server -js -a {host} -p {port}\nOr leave --nats-url away: up starts its own"
     try:
         async with asyncio.timeout(_CONNECT_S):
@@ -132,6 +129,17 @@ async def read_server_info(url: str) -> ServerInfo:
     except msgspec.MsgspecError:
         pass
     raise EnvironmentFault(f"{host}:{port} answers, but it is no NATS server", remedy=remedy)
+
+
+def _address(url: str) -> tuple[str, int]:
+    try:
+        parts = urlsplit(url if "://" in url else f"nats://{url}")
+        host, port = parts.hostname, parts.port or 4222
+    except ValueError:  # a port beyond 65535, an unclosed bracket
+        host, port = None, 0
+    if not host:
+        raise ConfigError("--nats-url", without_login(url), "not an address", remedy="For example: --nats-url nats://127.0.0.1:4222")
+    return host, port
 
 
 def check_jetstream(info: ServerInfo, url: str) -> None:

@@ -18,7 +18,7 @@ import msgspec
 
 from services.console.announce import header, ready_block
 from services.console.board import Board
-from services.console.broker import prepare_broker
+from services.console.broker import check_broker, prepare_broker
 from services.console.bus_findings import clock_findings
 from services.console.bus_look import nats_clock_s
 from services.console.child import ChildSpec
@@ -30,6 +30,7 @@ from services.console.options import UpOptions, parse_options
 from services.console.place import check_arenas, choose_http_port, prepare_place
 from services.console.run_folder import Run, state_dir, write_run
 from services.console.selftest import self_test
+from services.console.settings_check import check_settings
 from services.console.supervisor import ChildFault, Supervisor
 from services.console.terminal import Terminal, folded, home_text, without_login
 from services.console.threads import in_daemon_thread
@@ -45,6 +46,7 @@ DRAIN_S = 30.0
 def run(argv: Sequence[str]) -> int:
     """The command. Exit 0 after a drain, 130 when interrupted before it was ready or killed, else by what failed."""
     options = parse_options(argv)
+    check_settings(options, os.environ)
     return asyncio.run(Up(options, Terminal()).run())
 
 
@@ -89,6 +91,8 @@ class Up:
         if "kvstore" in options.roles:
             with self._phase("kvstore"):
                 check_arenas(options, root)
+        with self._phase("nats"):
+            await check_broker(options)
         self._run, place = prepare_place(options, root, http_port)
         self._write_run()
         self._supervisor = Supervisor(self._board, place.folder, self._write_run, self._on_death)

@@ -95,6 +95,21 @@ def test_an_existing_nats_that_is_not_there(tmp_path: Path) -> None:
     assert "cannot be reached" in shown
 
 
+def test_what_stops_a_start_is_told_before_a_model_is_looked_for(tmp_path: Path) -> None:
+    """NATS, a folder that is missing, a policy: cheap to see, and fetching a model can take minutes."""
+    missing = ("--model", "./nope.gguf")
+    nobody = f"nats://127.0.0.1:{free_port('127.0.0.1')}"
+    for flags, environ, code, cause in (
+        (("--nats-url", nobody), {}, 3, "cannot be reached"),
+        (("--nats-url", "nats://127.0.0.1:99999"), {}, 2, "not an address"),
+        (("--kv-ssd", f"{tmp_path}/no/such:1G"), {}, 2, "there is no folder"),
+        ((), {"SS_KV_POLICY": "nonsense"}, 2, "no such policy"),
+    ):
+        ended, shown = up(tmp_path / "state", *SIM, "--port", "0", "--nats-port", "0", *missing, *flags, **environ)
+        assert (ended, cause in shown, "slipstream models" in shown) == (code, True, False), shown
+    assert not (tmp_path / "no").exists()
+
+
 def test_a_model_that_does_not_exist(tmp_path: Path) -> None:
     code, shown = up(tmp_path, *SIM, "--port", "0", "--nats-port", "0", "--model", "./nope.gguf")
     assert code == 2

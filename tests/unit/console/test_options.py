@@ -1,3 +1,4 @@
+import hashlib
 import os
 from pathlib import Path
 
@@ -31,6 +32,7 @@ def test_flags_win_over_variables_and_variables_over_defaults(monkeypatch: pytes
         (["--kv-dram", "1K"], "the least is 4M"),
         (["--device", "tpu"], "--device"),
         (["--only", "gateway"], "--only"),
+        (["--sim-profile", "x"], "a=0,b=0.2,c=1,d=8"),
         (["--nonsense"], "--nonsense"),
     ],
 )
@@ -52,6 +54,9 @@ def test_a_bad_variable_is_a_usage_error_too(monkeypatch: pytest.MonkeyPatch, ca
     "flags",
     [
         ["--numerics", "exact", "--dtype", "bfloat16"],
+        ["--numerics", "exact", "--kv-format", "int8"],
+        ["--device", "sim", "--kv-format", "fp8"],
+        ["--nats-port", "8000", "--port", "8000"],
         ["--nats-creds", "x.creds"],
         ["--keys", "nowhere"],
         ["--host", "0.0.0.0"],
@@ -70,6 +75,19 @@ def test_an_open_host_needs_keys_or_the_word(tmp_path: Path, monkeypatch: pytest
     assert parse_options(["--host", "0.0.0.0", "--keys", str(keys)]).host == "0.0.0.0"
     monkeypatch.setenv("SS_OPEN", "1")
     assert parse_options(["--host", "0.0.0.0"]).host == "0.0.0.0"
+
+
+def test_warming_a_stack_with_keys_needs_one_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, warm = tmp_path / "keys", tmp_path / "warm"
+    keys.write_text(f"me:{hashlib.sha256(b'right').hexdigest()}")
+    warm.write_text('{"messages": [{"role": "user", "content": "Hi"}]}')
+    flags = ["--keys", str(keys), "--warm", str(warm)]
+    for key, reason in (("", "not set"), ("wrong", "none of its keys")):
+        monkeypatch.setenv("SS_API_KEY", key)
+        with pytest.raises(ConfigError, match=reason):
+            parse_options(flags)
+    monkeypatch.setenv("SS_API_KEY", "right")
+    assert parse_options(flags).warm == warm
 
 
 def test_threads_are_divided_among_the_workers() -> None:

@@ -102,3 +102,9 @@ async def test_no_address_at_all() -> None:
 def test_jetstream_is_needed() -> None:
     with pytest.raises(EnvironmentFault, match="without JetStream"):
         check_jetstream(ServerInfo("2.15.1", 2**20), "nats://x")
+
+
+@pytest.mark.parametrize("url", ["nats://127.0.0.1:99999", "nats://127.0.0.1:many", "nats://[::1"])
+async def test_what_is_no_address_is_a_setting_that_does_not_fit(url: str) -> None:
+    with pytest.raises(ConfigError, match="not an address"):
+        await read_server_info(url)
