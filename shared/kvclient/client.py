@@ -13,7 +13,7 @@ from shared.errors import BusError, KvError
 from shared.kv.arena import Arena
 from shared.kv.layout import KvLayout, LowerFormat
 from shared.kv.slot_copy import BlockDevice, BlockToStore, Expected, Place, copy_in, copy_out
-from shared.kvclient.link import ANSWER_S, StoreLink
+from shared.kvclient.link import ANSWER_S, StoreLink, T
 from shared.messages import kv
 from shared.messages.subjects import Subjects
 from shared.telemetry import Telemetry
@@ -141,8 +141,8 @@ class KvClient:
         expected = self._expected(hashes[: len(places)], memoryview(tokens))
         bad = b""
         try:
-            num_good, verdict = await self._link.in_thread(
-                lambda: copy_in(arena.memory, places, expected, block_ids[: len(places)], self._device)
+            num_good, verdict = await self._copy(
+                lambda: copy_in(arena.memory, places, expected, block_ids[: len(places)], self._device), block_ids[: len(places)]
             )
             if verdict == "corrupt":
                 bad = hashes[num_good]
@@ -212,7 +212,7 @@ class KvClient:
             return StoreResult(0, num_present, 0, reply.reason)
         is_whole = False
         try:
-            is_whole = await self._link.in_thread(lambda: self._copy_out(arena, to_write))
+            is_whole = await self._copy(lambda: self._copy_out(arena, to_write), [block.block_id for block, _ in to_write])
         finally:
             if not is_whole:
                 await self._link.tell("release", kv.KvRelease(self._instance, reply.lease_id))
@@ -221,6 +221,11 @@ class KvClient:
         commit = kv.KvCommit(self._instance, reply.lease_id, handoff_host, traceparent)
         done = await self._link.ask("commit", commit, kv.KvCommitReply)
         return StoreResult(done.num_blocks, num_present, done.num_blocks * self._layout.block_bytes, reply.reason)
+
+    async def _copy(self, work: Callable[[], T], block_ids: Sequence[int]) -> T:
+        """Run `work`, which copies these blocks of the pool; a device that is not memory of this process may make it wait."""
+        in_memory = bool(block_ids) and self._device.host_block(block_ids[0]) is not None
+        return await self._link.copy(work, len(block_ids), len(block_ids) * self._layout.block_bytes, in_memory=in_memory)
 
     def _copy_out(self, arena: Arena, to_write: Sequence[tuple[BlockToStore, Place]]) -> bool:
         blocks, places = [block for block, _ in to_write], [place for _, place in to_write]

@@ -26,6 +26,9 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ANSWER_S = 1.0
+INLINE_BLOCKS = 8
+INLINE_BYTES = 1 << 16
+"""A copy no larger than this takes less time than the way to a thread and back."""
 RETRY_S = 1.0
 """After a store did not answer, or has no arena, it is left alone for so long."""
 
@@ -112,6 +115,12 @@ class StoreLink:
         """The same without waiting for an answer; if it is lost, the lease runs out."""
         if self.host is not None:
             await self._bus.publish(self._subjects.kv(self.host, verb), encode(message))
+
+    async def copy(self, work: Callable[[], T], num_blocks: int, num_bytes: int, *, in_memory: bool) -> T:
+        """Run `work`, which copies that much: here if it is little and between memory and memory, else in a copy thread."""
+        if in_memory and num_blocks <= INLINE_BLOCKS and num_bytes <= INLINE_BYTES:
+            return work()
+        return await self.in_thread(work)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run `work` in a copy thread. If the caller is cancelled, wait for it all the same: nobody may reuse the memory before."""
