@@ -1,6 +1,6 @@
 import os
 from pathlib import Path
-from subprocess import Popen
+from subprocess import PIPE, Popen
 
 import pytest
 
@@ -37,8 +37,8 @@ def test_no_login_reaches_the_screen(capsys: pytest.CaptureFixture[str], tmp_pat
 
 def test_origins_of_a_running_process_are_told_by_the_one_that_started_it(tmp_path: Path) -> None:
     ours = {"PATH": os.environ["PATH"], "SS_LOG_LEVEL": "debug", "SS_MAX_NUM_SEQS": "4"}
-    up = Popen(["sleep", "60"], env=ours)
-    decode = Popen(["sleep", "60"], env=ours | {"SS_MAX_NUM_SEQS": "8", "SS_DEVICE": "sim"})
+    up = _process(ours)
+    decode = _process(ours | {"SS_MAX_NUM_SEQS": "8", "SS_DEVICE": "sim"})
     try:
         started = process_start(up.pid)
         assert started is not None
@@ -62,7 +62,17 @@ def test_origins_of_a_running_process_are_told_by_the_one_that_started_it(tmp_pa
     finally:
         for process in (up, decode):
             process.kill()
-            process.wait()
+            process.communicate()
+
+
+def _process(environ: dict[str, str]) -> Popen[bytes]:
+    """A process whose environment can be read: the kernel shows none in the last steps of exec, when Popen has already returned."""
+    process = Popen(["cat"], env=environ, stdin=PIPE, stdout=PIPE)
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(b"ready\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == b"ready\n"
+    return process
 
 
 def test_a_process_that_is_gone_has_no_environment() -> None:
