@@ -10,6 +10,7 @@ A slot is a header (`slot.py`) and the payload. Only the store writes the file's
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -34,6 +35,9 @@ _TABLE_AT = 4096
 _MAX_SEGMENT_BYTES = 64 * 2**20
 _MIN_SEGMENT_BYTES = 64 * 2**10
 _NUM_SEGMENTS = 128
+_MADV_POPULATE_READ = 22
+_libc = ctypes.CDLL(None)
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class ArenaHeader(NamedTuple):
@@ -63,7 +67,7 @@ class Arena:
     def __init__(self, fd: int, num_bytes: int, path: Path) -> None:
         self.path = path
         self._fd = fd
-        self._map = mmap.mmap(fd, num_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        self._map = _mapped(fd, num_bytes)
         self.memory = memoryview(self._map)
         self.inode = os.fstat(fd).st_ino
         header = self.header
@@ -117,6 +121,19 @@ class Arena:
             self._map.close()
         os.close(self._fd)
         self._fd = -1
+
+
+def _mapped(fd: int, num_bytes: int) -> mmap.mmap:
+    """All of the file, its pages there already. That takes seconds for a large one, and `mmap` itself would keep the interpreter for as
+    long: the event loop would stand still, and the lease expire. A kernel before 5.14 knows no other way."""
+    mapped = mmap.mmap(fd, num_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    first = ctypes.c_char.from_buffer(mapped)
+    is_populated = _libc.madvise(ctypes.addressof(first), num_bytes, _MADV_POPULATE_READ) == 0
+    del first  # a mapping that is looked into cannot be closed
+    if is_populated:
+        return mapped
+    mapped.close()
+    return mmap.mmap(fd, num_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
 
 
 def _data_at(num_segments: int) -> int:

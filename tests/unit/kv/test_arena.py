@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 
 from shared.errors import EnvironmentFault
+from shared.kv import arena as arena_module
 from shared.kv import slot
 from shared.kv.arena import ARENA, Extent, StoreLock, create_arena, open_arena
 from shared.kv.slot_writer import WriterLock, is_writer_gone
@@ -34,6 +37,42 @@ def test_workers_see_the_stores_header_and_each_others_bytes(directory: Path) ->
     ours.close()
     theirs.close()
     theirs.close()
+
+
+def test_mapping_leaves_the_interpreter_to_other_threads(directory: Path) -> None:
+    create_arena(directory, 2**20, "0123abcd").close()
+    file = directory / ARENA
+    header = bytearray(file.read_bytes()[:4096])
+    num_bytes = 256 * 2**20
+    struct.pack_into("<Q", header, header.index(struct.pack("<Q", 2**20)), num_bytes)
+    file.write_bytes(header)
+    os.truncate(file, num_bytes)  # no page of it is there
+    turns, is_mapped = 0, Event()
+
+    def turn() -> None:
+        nonlocal turns
+        while not is_mapped.wait(0.001):
+            turns += 1
+
+    other = Thread(target=turn)
+    other.start()
+    before = turns
+    arena = open_arena(directory)
+    during = turns - before
+    is_mapped.set()
+    other.join()
+    assert file.stat().st_blocks * 512 >= num_bytes, "every page is there"
+    arena.close()
+    assert during > 3
+
+
+def test_a_kernel_that_cannot_be_asked_for_pages(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create_arena(directory, 2**20, "0123abcd").close()
+    os.truncate(directory / ARENA, 4096)
+    os.truncate(directory / ARENA, 2**20)
+    monkeypatch.setattr(arena_module, "_MADV_POPULATE_READ", 9999)
+    open_arena(directory).close()
+    assert (directory / ARENA).stat().st_blocks * 512 >= 2**20
 
 
 def test_the_segment_table_remembers_extents(directory: Path) -> None:
