@@ -51,7 +51,7 @@ class LeadingRun:
             if tier is None:
                 if not self._store.under_way.is_expected(digest[:KEY_BYTES]):
                     return tiers, ""
-                tiers.append("remote")
+                tiers.append("dram" if self._store.under_way.is_written(digest[:KEY_BYTES]) else "remote")
                 continue
             tiers.append(tier.name)
             if tier is self._store.dram:

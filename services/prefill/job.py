@@ -38,6 +38,8 @@ class Job:
         self.num_cached_tokens = 0
         self.stores: list[asyncio.Task[None]] = []
         """Chunks on their way into the store, in order."""
+        self.is_copied = asyncio.Event()
+        """Nothing is copied out of its blocks any more, and what lies in the store is known."""
         self.num_found_blocks = 0
         """Blocks of these that can be found there."""
 
@@ -54,6 +56,16 @@ class Job:
         for task in (self.beside, *self.stores):
             if task is not None:
                 task.cancel()
+
+    def add_store(self, store: asyncio.Task[None]) -> None:
+        """Another chunk's, behind the others."""
+        self.is_copied.clear()
+        self.stores.append(store)
+        store.add_done_callback(self._store_ended)
+
+    def _store_ended(self, _: asyncio.Task[None]) -> None:
+        if all(store.done() for store in self.stores):
+            self.is_copied.set()
 
     def compute_no_more(self) -> None:
         """What is computed goes on to decode, which does the rest."""

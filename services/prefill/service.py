@@ -81,21 +81,24 @@ class PrefillService(WorkerService[Job, PrefillTask]):
             self._commit(batch, step_ms)
 
     async def _admit(self) -> None:
-        """Let go of what was cancelled, hand over what is complete, place and load what waits."""
-        for job, start, end in self.scheduler.catch_up(self._ready):
-            self.telemetry.count("prefill_cached_tokens", (end - start) * self.scheduler.block_size)
-            self._store(job, start, end)
-        for job in [job for job in self._ready if job.is_cancelled or job.num_left_tokens == 0]:
-            self._ready.remove(job)
-            self._leave(job)
+        """Place and load what waits, let go of what was cancelled, hand over what is complete."""
         waiting = [job for job in self.scheduler.jobs.values() if not job.is_placed]
         for job in [job for job in waiting if job.is_cancelled or not self._is_worth_computing(job)]:
             self._leave(job)
         for job in [job for job in waiting if job.sequence.key in self.scheduler.jobs]:
             if not self.scheduler.place(job):
                 break
-            job.beside = self.spawn(self._load_prefix(job), "load")
-            job.beside.add_done_callback(partial(self._load_ended, job))
+            if self._may_load(job):
+                job.beside = self.spawn(self._load_prefix(job), "load")
+                job.beside.add_done_callback(partial(self._load_ended, job))
+            else:
+                self._loaded(job)
+        for job, start, end in self.scheduler.catch_up(self._ready):
+            self.telemetry.count("prefill_cached_tokens", (end - start) * self.scheduler.block_size)
+            self._store(job, start, end)
+        for job in [job for job in self._ready if job.is_cancelled or job.num_left_tokens == 0]:
+            self._ready.remove(job)
+            self._leave(job)
 
     def _is_worth_computing(self, job: Job) -> bool:
         """Whether blocks would be left for decode: there is a full one, room for all, and a store at decode's end."""
@@ -127,54 +130,72 @@ class PrefillService(WorkerService[Job, PrefillTask]):
             self._store(job, start, end)
 
     # -- what runs beside the loop -----------------------------------------------------------------------------------------
+    def _may_load(self, job: Job) -> bool:
+        """False: the pool has it all, or nobody has the rest. Without a store it is asked for all the same: whether one has come."""
+        return job.num_left_tokens > 0 and (job.task.may_be_held or self.presence.kv.host is None)
+
     async def _load_prefix(self, job: Job) -> None:
-        """What the store has and the pool has not; then the job may compute. Blocks found in the pool are given to the store too: it may
-        have evicted them, and the decode worker needs them there."""
-        sequence, size, kv = job.sequence, self.scheduler.block_size, self.presence.kv
+        """What the store has and the pool has not."""
+        assert job.chain is not None
+        sequence, size = job.sequence, self.scheduler.block_size
         first, end = sequence.num_computed_tokens // size, job.num_target_tokens // size
-        reason = ""
-        if first < end and job.chain is not None and (job.task.may_be_held or kv.host is None):
-            packed = job.request.token_ids[4 * size * first : 4 * size * end]
-            block_ms = size * self.scheduler.ms_per_token
-            result = await kv.load(
-                job.chain.hashes[first:end],
-                packed,
-                sequence.block_table[first:end],
-                wait_ms=min((end - first) * block_ms, MAX_WAIT_MS),
-                traceparent=job.traceparent,
-                block_ms=block_ms,
-            )
-            self.scheduler.loaded(job, result.num_blocks)
-            reason = result.reason
-        self.telemetry.count("prefill_cached_tokens", job.num_cached_tokens)
-        if reason == "store_absent":  # nobody could find what is computed here
-            self.telemetry.count("prefill_store_faults", reason=reason)
+        block_ms = size * self.scheduler.ms_per_token
+        result = await self.presence.kv.load(
+            job.chain.hashes[first:end],
+            job.request.token_ids[4 * size * first : 4 * size * end],
+            sequence.block_table[first:end],
+            wait_ms=min((end - first) * block_ms, MAX_WAIT_MS),
+            traceparent=job.traceparent,
+            block_ms=block_ms,
+        )
+        self.scheduler.loaded(job, result.num_blocks)
+        if result.reason == "store_absent":  # nobody could find what is computed here
+            self.telemetry.count("prefill_store_faults", reason=result.reason)
             job.compute_no_more()
-        elif job.num_cached_tokens:
-            self._store(job, 0, job.num_cached_tokens // size)
 
     def _load_ended(self, job: Job, task: asyncio.Task[None]) -> None:
         """Also if it was broken off: nothing is copied into the job's blocks any more."""
         job.beside = None
-        self._ready.append(job)
+        self._loaded(job)
         self.wake.set()
+
+    def _loaded(self, job: Job) -> None:
+        """The job may compute. Blocks found in the pool are given to the store too: it may have evicted them, and the decode worker needs
+        them there."""
+        self._ready.append(job)
+        self.telemetry.count("prefill_cached_tokens", job.num_cached_tokens)
+        if job.num_cached_tokens and not job.is_cancelled:
+            self._store(job, 0, job.num_cached_tokens // self.scheduler.block_size)
 
     def _store(self, job: Job, start: int, end: int) -> None:
         if self.engine.spec.commits_blocks:
             blocks = job.blocks(start, end, self.scheduler.block_size)
             previous = job.stores[-1] if job.stores else None
-            job.stores.append(self.spawn(self._store_after(previous, blocks, job), "store"))
+            job.add_store(self.spawn(self._store_after(previous, blocks, job), "store"))
 
     async def _store_after(self, previous: asyncio.Task[None] | None, blocks: list[BlockToStore], job: Job) -> None:
-        """Chunks are stored in order: a block without its parents would be found by nobody."""
+        """Chunks are stored in order: a block without its parents would be found by nobody. On this host the last one's blocks count as
+        found before the store has said so: decode's acquire waits for its word."""
         if previous is not None:
             await asyncio.wait([previous])
-        result = await self.presence.kv.store(blocks, handoff_host=job.task.decode_host, traceparent=job.traceparent)
+        kv, num_found_before = self.presence.kv, job.num_found_blocks
+
+        def copied() -> None:
+            if asyncio.current_task() is job.stores[-1]:
+                job.num_found_blocks = num_found_before + len(blocks)
+                job.is_copied.set()
+
+        result = await kv.store(
+            blocks,
+            handoff_host=job.task.decode_host,
+            traceparent=job.traceparent,
+            copied=copied if job.task.decode_host == kv.host else None,
+        )
         if result.reason:
             self.telemetry.count("prefill_store_faults", reason=result.reason)
         if result.reason == "store_absent":
             job.compute_no_more()
-        job.num_found_blocks += result.num_stored + result.num_present
+        job.num_found_blocks = num_found_before + result.num_stored + result.num_present
 
     def _leave(self, job: Job) -> None:
         """The job computes no more: out of the scheduler when its blocks are stored, and on to decode."""
@@ -184,7 +205,7 @@ class PrefillService(WorkerService[Job, PrefillTask]):
 
     async def _hand_over(self, job: Job) -> None:
         if job.stores:
-            await asyncio.wait(job.stores)
+            await job.is_copied.wait()
         self.scheduler.remove(job)
         self.wake.set()
         concern(job.request.request_id, job.request.traceparent)

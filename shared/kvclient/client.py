@@ -160,14 +160,26 @@ class KvClient:
         ]
 
     # -- store ---------------------------------------------------------------------------------------------------------
-    async def store(self, blocks: Sequence[BlockToStore], *, handoff_host: HostId | None = None, traceparent: str = "") -> StoreResult:
-        """Put full blocks of the pool into the store, in chain order. With `handoff_host`, they are kept for (and sent to) that host."""
+    async def store(
+        self,
+        blocks: Sequence[BlockToStore],
+        *,
+        handoff_host: HostId | None = None,
+        traceparent: str = "",
+        copied: Callable[[], None] | None = None,
+    ) -> StoreResult:
+        """Put full blocks of the pool into the store, in chain order. With `handoff_host`, they are kept for (and sent to) that host.
+
+        `copied` is called if all of them lie in the arena and the store is about to be told: the pool's blocks are not read any more, and
+        whoever acquires them on this host waits for the store's word as long as he says.
+        """
         started_s = self._monotonic()
         total = StoreResult(0, 0, 0, "")
         for at in range(0, len(blocks), _WINDOW_BLOCKS):
             window = blocks[at : at + _WINDOW_BLOCKS]
+            is_last = at + _WINDOW_BLOCKS >= len(blocks)
             try:
-                part = await self._store_window(window, handoff_host, traceparent)
+                part = await self._store_window(window, handoff_host, traceparent, copied if is_last else None)
             except (KvError, BusError) as error:
                 part = StoreResult(0, 0, 0, self._link.fault("store", error))
             total = StoreResult(
@@ -180,18 +192,26 @@ class KvClient:
         self._telemetry.observe("kvclient_store_seconds", self._monotonic() - started_s)
         return total
 
-    async def _store_window(self, blocks: Sequence[BlockToStore], handoff_host: HostId | None, traceparent: str) -> StoreResult:
+    async def _store_window(
+        self, blocks: Sequence[BlockToStore], handoff_host: HostId | None, traceparent: str, copied: Callable[[], None] | None
+    ) -> StoreResult:
         arena = await self._link.attached()
         self._last_number += 1
         number = self._last_number
         self._unfinished.add(number)
         try:
-            return await self._store_under(number, arena, blocks, handoff_host, traceparent)
+            return await self._store_under(number, arena, blocks, handoff_host, traceparent, copied)
         finally:
             self._unfinished.discard(number)
 
     async def _store_under(
-        self, number: int, arena: Arena, blocks: Sequence[BlockToStore], handoff_host: HostId | None, traceparent: str
+        self,
+        number: int,
+        arena: Arena,
+        blocks: Sequence[BlockToStore],
+        handoff_host: HostId | None,
+        traceparent: str,
+        copied: Callable[[], None] | None,
     ) -> StoreResult:
         reserve = kv.KvReserve(
             self._instance,
@@ -218,6 +238,8 @@ class KvClient:
                 await self._link.tell("release", kv.KvRelease(self._instance, reply.lease_id))
         if not is_whole:
             return StoreResult(0, num_present, 0, "lease_expired")
+        if copied is not None and not reply.reason:
+            copied()
         commit = kv.KvCommit(self._instance, reply.lease_id, handoff_host, traceparent)
         done = await self._link.ask("commit", commit, kv.KvCommitReply)
         return StoreResult(done.num_blocks, num_present, done.num_blocks * self._layout.block_bytes, reply.reason)

@@ -83,6 +83,54 @@ async def test_decode_loads_what_prefill_committed(workers: Workers) -> None:
     assert counted(prefill, "prefill_tasks", outcome="handed_over") == 1
 
 
+def hold_commits(prefill: PrefillService, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """The worker's next commit leaves when this is set."""
+    link, may_leave = prefill.presence.kv._link, asyncio.Event()
+    ask = link.ask
+
+    async def held(verb: Any, *args: Any, **more: Any) -> Any:
+        if verb == "commit":
+            await may_leave.wait()
+        return await ask(verb, *args, **more)
+
+    monkeypatch.setattr(link, "ask", held)
+    return may_leave
+
+
+async def test_decode_has_its_task_before_the_commit_and_waits_for_it(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    await workers.store()
+    prefill, worker = await pair(workers)
+    await through(workers, prefill, worker, list(range(2000, 2100)))
+    may_leave = hold_commits(prefill, monkeypatch)
+    request = await workers.to_prefill(prefill, worker, workers.request(prefill, PROMPT, 8))
+    await until(lambda: counted(prefill, "prefill_tasks", outcome="handed_over") == 2 and is_idle(prefill))
+    may_leave.set()
+    assert await workers.gateway.finished(request) == await alone(workers, PROMPT)
+    assert workers.gateway.finishes[request.msg_id][0].usage.num_loaded_blocks == NUM_BLOCKS
+    assert counted(worker, "decode_handoff_misses") == 0
+
+
+async def test_a_commit_that_never_comes_is_a_counted_miss(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    await workers.store()
+    prefill, worker = await pair(workers)
+    hold_commits(prefill, monkeypatch)
+    request = await workers.to_prefill(prefill, worker, workers.request(prefill, PROMPT, 8))
+    assert await workers.gateway.finished(request) == await alone(workers, PROMPT)
+    assert workers.gateway.finishes[request.msg_id][0].usage.num_computed_tokens == 100 + NUM_BLOCKS * 16
+    assert counted(worker, "decode_handoff_misses", reason="under_way") == NUM_BLOCKS
+
+
+async def test_another_hosts_decode_has_its_task_behind_the_commit(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    await workers.store()
+    prefill, worker = await pair(workers)
+    may_leave = hold_commits(prefill, monkeypatch)
+    request = await workers.to_prefill(prefill, worker, workers.request(prefill, PROMPT, 8), decode_host="f" * 8)
+    await until(lambda: bool(prefill._handing_over))
+    assert counted(prefill, "prefill_tasks") == 0
+    may_leave.set()
+    assert await workers.gateway.finished(request) == await alone(workers, PROMPT)
+
+
 async def test_the_second_turn_computes_only_what_is_new(workers: Workers) -> None:
     await workers.store()
     prefill, worker = await pair(workers)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from services.decode.job import Job
-from services.decode.loading import MAX_WAIT_MS, UNKNOWN_MS_PER_TOKEN, load_prefix
+from services.decode.loading import HANDED_OVER_WAIT_MS, MAX_WAIT_MS, UNKNOWN_MS_PER_TOKEN, load_prefix
 from shared.kvclient import LoadResult
 from shared.messages.request import DecodeTask
 from shared.telemetry import NullTelemetry
@@ -84,11 +84,17 @@ async def test_waiting_is_bounded() -> None:
 
 async def test_without_a_rate_of_its_own_it_waits_by_prefills() -> None:
     store = Store()
-    handed_over = {"prefill_worker": "2" * 8, "num_prefilled_tokens": 16, "num_cached_tokens": 8, "prefill_ms": 24.0}
+    handed_over = {"prefill_worker": "2" * 8, "num_prefilled_tokens": 16, "num_cached_tokens": 8, "prefill_ms": 48.0}
     await load(make(**handed_over), store, ms_per_token=0.0)
     await load(make(), store, ms_per_token=0.0)
-    assert [asked[3]["wait_ms"] for asked in store.asked] == [16 * 3.0, 16 * UNKNOWN_MS_PER_TOKEN]
+    assert [asked[3]["wait_ms"] for asked in store.asked] == [16 * 6.0, 16 * UNKNOWN_MS_PER_TOKEN]
     assert [asked[3]["block_ms"] for asked in store.asked] == [0, 0], "unknown: nothing is held back"
+
+
+async def test_what_was_handed_over_is_waited_for_also_by_an_engine_faster_than_messages() -> None:
+    store = Store()
+    await load(make(prefill_worker="2" * 8, num_prefilled_tokens=16, prefill_ms=1.0), store, ms_per_token=0.001)
+    assert store.asked[0][3]["wait_ms"] == HANDED_OVER_WAIT_MS
 
 
 async def test_what_was_handed_over_and_did_not_come_is_counted_by_reason() -> None:
