@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -19,6 +20,7 @@ class StoredSpan(msgspec.Struct, frozen=True):
     end_ns: int
     span_id: str = ""
     parent_id: str = ""
+    attributes: dict[str, Any] = {}
 
 
 class Hop(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +33,8 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True):
     """After the request's first span began, p50."""
     p50_ms: float
     p99_ms: float
+    num_blocks: int
+    """KV blocks that it moved or found, of all requests."""
 
 
 def read_hops(trace_dir: Path, since_ns: int) -> list[Hop]:
@@ -50,7 +54,18 @@ def read_hops(trace_dir: Path, since_ns: int) -> list[Hop]:
     for (service, name), members in stages.items():
         starts = spread([(span.start_ns - begins[span.trace_id]) / 1e6 for span in members])
         times = spread([(span.end_ns - span.start_ns) / 1e6 for span in members])
-        hops.append(Hop(service=service, name=name, num=len(members), starts_ms=starts.p50, p50_ms=times.p50, p99_ms=times.p99))
+        num_blocks = sum(int(span.attributes.get("num_blocks", 0)) for span in members)
+        hops.append(
+            Hop(
+                service=service,
+                name=name,
+                num=len(members),
+                starts_ms=starts.p50,
+                p50_ms=times.p50,
+                p99_ms=times.p99,
+                num_blocks=num_blocks,
+            )
+        )
     return sorted(hops, key=lambda hop: (hop.starts_ms, -hop.p50_ms))
 
 

@@ -94,13 +94,13 @@ async def _measure_way(stack: LocalStack, name: str, bar_ms: float, num_requests
     outcomes = await closed_loop(num_requests, 1, lambda _: client.generate("/v1/completions", _body(model, rng, 1)))
     await client.close()
     _check(outcomes)
-    loaded = [_cached_tokens(outcome) for outcome in outcomes]
+    hops = read_hops(stack.folder / "traces", began_ns)
     return Way(
         name=name,
         bar_ms=bar_ms,
         ttft_ms=spread([outcome.ttft_ms for outcome in outcomes]),
-        hops=read_hops(stack.folder / "traces", began_ns),
-        loaded_blocks=sum(loaded) / len(loaded),
+        hops=hops,
+        loaded_blocks=next((hop.num_blocks / hop.num for hop in hops if hop.name == "decode load"), 0.0),
     )
 
 
@@ -135,10 +135,6 @@ async def _model(client: Client) -> str:
     return name
 
 
-def _cached_tokens(outcome: Outcome) -> float:
-    return float((outcome.usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0))
-
-
 def _check(outcomes: Sequence[Outcome]) -> None:
     """A failed request would flatter every figure."""
     failed = [outcome for outcome in outcomes if not outcome.is_ok or not outcome.token_times_ns]
@@ -151,7 +147,10 @@ def as_text(report: StackReport) -> str:
     lines = [f"ready       {report.ready_s:.1f} s (simulated engine)", ""]
     for way in report.ways:
         ttft = way.ttft_ms
-        lines.append(f"{way.name}: first token p50 {ttft.p50:.2f} ms (bar {way.bar_ms:g}), p99 {ttft.p99:.2f} ms, {ttft.num} requests")
+        lines.append(
+            f"{way.name}: first token p50 {ttft.p50:.2f} ms (bar {way.bar_ms:g}), p99 {ttft.p99:.2f} ms, {ttft.num} requests, "
+            f"{way.loaded_blocks:.2f} blocks loaded a request"
+        )
         lines += [*hop_lines(way.hops), ""]
     lines.append(
         f"tokens      {report.tokens_per_s:,.0f}/s to {NUM_STREAMS} streams through one gateway (bar {report.tokens_per_s_bar:,.0f}), "
