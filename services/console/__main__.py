@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib.metadata import version
 
+from services.console.usage import Parser
 from shared.errors import SlipstreamError
 
 COMMANDS = {
@@ -41,9 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    if not arguments or arguments[0] not in COMMANDS:
-        return _root(arguments)
     try:
+        if not arguments or arguments[0] not in COMMANDS:
+            return _root(arguments)
         command = importlib.import_module(f"services.console.{arguments[0]}")
         code: int = command.run(arguments[1:])
         sys.stdout.flush()
@@ -68,7 +69,7 @@ def print_fault(error: SlipstreamError) -> None:
 
 def _root(arguments: list[str]) -> int:
     width = max(map(len, COMMANDS))
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="slipstream",
         usage="slipstream COMMAND [options]     (slipstream COMMAND --help tells more)",
         description="Large language models as independent services over NATS.",

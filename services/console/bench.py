@@ -6,6 +6,8 @@ import argparse
 import importlib
 from collections.abc import Sequence
 
+from services.console.usage import Parser
+
 BENCHES = {
     "router": "a routing decision, and the index it is made from",
     "stack": "what the stack costs: first token and tokens/s, simulated engine",
@@ -19,7 +21,7 @@ BENCHES = {
 def run(argv: Sequence[str]) -> int:
     """The command: `bench NAME …` is `loadtest.bench.NAME.main(…)`, which returns the exit code."""
     width = max(map(len, BENCHES))
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="slipstream bench",
         usage="slipstream bench NAME [options]    (bench NAME --help tells more)",
         epilog="benches:\n" + "\n".join(f"  {name:<{width}}  {summary}" for name, summary in BENCHES.items()),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ import msgspec
 from services.console.endpoint import Endpoint, find_endpoint
 from services.console.run_folder import add_run_flags
 from services.console.terminal import Terminal
+from services.console.usage import Parser
 from shared.errors import SlipstreamError
 
 _HELP = "/system TEXT   /set NAME VALUE (temperature, max_tokens, …)   /stats   /clear   /bye"
@@ -113,10 +113,8 @@ def run(argv: Sequence[str]) -> int:
     return _talk(conversation, terminal)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="slipstream chat", description="Ask one question, or, without one, talk.", epilog=f"While talking: {_HELP}"
-    )
+def _parser() -> Parser:
+    parser = Parser(prog="slipstream chat", description="Ask one question, or, without one, talk.", epilog=f"While talking: {_HELP}")
     parser.add_argument("question", nargs="*", help="the question; without one, a conversation")
     parser.add_argument("--model", default="", help="default: the first that is served")
     parser.add_argument("--system", default="", metavar="TEXT", help="a system message")

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 from services.console.command_tree import Command, option_words, read_tree, walk
+from services.console.usage import Parser
 
 _BASH = """\
 _slipstream() {{
@@ -52,7 +53,7 @@ _slipstream() {{
 
 def run(argv: Sequence[str]) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="slipstream completion",
         description="Completion of commands, flags and their values.",
         epilog='bash: eval "$(slipstream completion bash)"\nzsh:  eval "$(slipstream completion zsh)"    (behind compinit)\n'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import os
 import re
@@ -16,6 +15,7 @@ import msgspec
 
 from services.console.run_folder import add_run_flags, find_run, live_runs, state_dir
 from services.console.terminal import MASK, Terminal, table, without_login
+from services.console.usage import Parser
 from shared.config import read_config, to_environ, variable_of
 from shared.errors import ConfigError
 from shared.types import Role
@@ -37,7 +37,7 @@ class Setting(NamedTuple):
 
 def run(argv: Sequence[str]) -> int:
     """The command. Exit 2 if a value does not fit."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="slipstream config",
         description="Every setting of a service. Of the running process where there is one, else as it would start from this environment.",
     )

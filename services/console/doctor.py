@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 import time
@@ -24,6 +23,7 @@ from services.console.remedy import logs_command
 from services.console.run_folder import Run, add_run_flags, find_run, is_elsewhere, live_runs, state_dir
 from services.console.store_check import noted_findings
 from services.console.terminal import Terminal
+from services.console.usage import Parser
 from shared.errors import EnvironmentFault, SlipstreamError
 from shared.messages.fleet import WorkerLease
 from shared.messages.subjects import Subjects
@@ -33,7 +33,7 @@ PARTS = ("environment", "stack", "cache")
 
 def run(argv: Sequence[str]) -> int:
     """The command. Exit 1 if something is broken; what only could be better does not count."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="slipstream doctor", description="What is wrong, and what to do: this machine, the running stack, why prompts are not cached."
     )
     parser.add_argument("part", nargs="?", choices=PARTS, help="only this (default: all)")

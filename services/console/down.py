@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import signal
@@ -13,6 +12,7 @@ import msgspec
 
 from services.console.run_folder import Run, add_run_flags, choose, guests_of, live_runs, process_start, state_dir
 from services.console.terminal import Terminal
+from services.console.usage import Parser
 from shared.errors import EnvironmentFault
 
 _LIMIT_S = 150.0
@@ -20,7 +20,7 @@ _LIMIT_S = 150.0
 
 def run(argv: Sequence[str]) -> int:
     """The command. Exit 0 also when nothing was running; 3 if several stacks run and none is named."""
-    parser = argparse.ArgumentParser(prog="slipstream down", description="Stop the running stack: drain, then end every process of it.")
+    parser = Parser(prog="slipstream down", description="Stop the running stack: drain, then end every process of it.")
     parser.add_argument("--now", action="store_true", help="do not drain: kill")
     parser.add_argument("--json", action="store_true", help="for scripts")
     add_run_flags(parser)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import getpass
 import hashlib
 import os
@@ -13,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from services.console.terminal import Terminal
+from services.console.usage import Parser
 from shared.errors import ConfigError, EnvironmentFault
 
 _TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -30,8 +30,8 @@ def run(argv: Sequence[str]) -> int:
     return _new(options.tenant, options.file)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="slipstream keys", description="Make an API key, or hash one that exists already.")
+def _parser() -> Parser:
+    parser = Parser(prog="slipstream keys", description="Make an API key, or hash one that exists already.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     new = verbs.add_parser("new", help="make a key")
     new.add_argument("--file", type=Path, metavar="FILE", help="add its hash to this key file (made if need be, 0600)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import time
@@ -15,6 +14,7 @@ import msgspec
 from services.console.remedy import as_typed_here, logs_command
 from services.console.run_folder import add_run_flags, find_run_or_last, state_dir
 from services.console.terminal import Terminal
+from services.console.usage import Parser
 from shared.errors import EnvironmentFault
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -24,7 +24,7 @@ _POLL_S = 0.3
 
 def run(argv: Sequence[str]) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(prog="slipstream logs", description="What the services of the running (or last) stack wrote.")
+    parser = Parser(prog="slipstream logs", description="What the services of the running (or last) stack wrote.")
     parser.add_argument("service", nargs="?", default="", help="a process (decode-0) or a role (decode); default: all")
     parser.add_argument("-f", "--follow", action="store_true", help="go on with what comes; Ctrl-C ends it")
     parser.add_argument("-n", "--lines", type=int, default=100, metavar="N", help="the last N lines (default 100; 0: all)")

@@ -12,6 +12,7 @@ import msgspec
 
 from services.console.board import Board
 from services.console.terminal import Terminal, home_text, narrowed, size_text
+from services.console.usage import Parser
 from shared.config import read_config
 from shared.engine.config import EngineConfig
 from shared.engine.model.loader import KNOWN_MODELS, list_models, verify_model
@@ -19,7 +20,7 @@ from shared.engine.model.loader import KNOWN_MODELS, list_models, verify_model
 
 def run(argv: Sequence[str]) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(prog="slipstream models", description="List the converted models, or convert and verify one ahead.")
+    parser = Parser(prog="slipstream models", description="List the converted models, or convert and verify one ahead.")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     listing = verbs.add_parser("list", help="what is converted, and what is known by name (the default)")
     for each in (parser, listing):

@@ -15,6 +15,7 @@ import msgspec
 from services.console.fleet_view import visit
 from services.console.run_folder import Run, add_run_flags, find_run, state_dir
 from services.console.terminal import Terminal, age_text, narrowed
+from services.console.usage import Parser
 from shared.bus.base import Bus, Message
 from shared.bus.permissions import USERS, render_server_config
 from shared.errors import BusTimeout, NoResponders, SlipstreamError
@@ -42,11 +43,11 @@ def run(argv: Sequence[str]) -> int:
     return asyncio.run(_look(stack, options))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="slipstream nats", description="Look at the services over NATS ($SRV). `nats micro …` shows the same where it is installed."
     )
-    common = argparse.ArgumentParser(add_help=False)
+    common = Parser(add_help=False)
     add_run_flags(common)
     common.add_argument("--json", action="store_true", help="the answers as they are, a line each")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
@@ -79,13 +80,15 @@ def server_config(namespace: str, store_dir: str) -> str:
 
 
 def url_with_user(stack: Run) -> str:
-    """`nats://client:password@host:port`: what a client program connects to."""
+    """`nats://client:password@host:port`: what a client program connects to. Of several servers, each with the login."""
     user, password = stack.nats_client_user, ""
-    parts = urlsplit(stack.nats_client_url or stack.nats_url)
     if stack.nats_client_password_file:
         password = stack.nats_client_password_file.read_text().strip()
     login = f"{quote(user, safe='')}:{quote(password, safe='')}@" if user else ""
-    return f"{parts.scheme}://{login}{parts.netloc}"
+    urls = [
+        urlsplit(one.strip() if "://" in one else f"nats://{one.strip()}") for one in (stack.nats_client_url or stack.nats_url).split(",")
+    ]
+    return ",".join(f"{parts.scheme}://{login}{parts.netloc}" for parts in urls)
 
 
 async def _look(stack: Run, options: argparse.Namespace) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import secrets
 import sys
@@ -13,6 +12,7 @@ from services.console.findings import Finding, show
 from services.console.run_folder import write_secret
 from services.console.store_check import note_findings, store_findings
 from services.console.terminal import Terminal
+from services.console.usage import Parser
 from shared.bus.permissions import USERS, render_server_config
 from shared.errors import EnvironmentFault
 from shared.messages.subjects import Subjects
@@ -23,7 +23,7 @@ CLUSTER = ("gateway", "kvstore")
 
 def run(argv: Sequence[str]) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="slipstream secrets",
         description="Make one folder a NATS user with its password (and the cluster secret where it is needed), and nats/nats.conf with "
         "all of them. What is there already stays: run it before every start. Then look at what the nats-server will find on its disk; "

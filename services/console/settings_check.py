@@ -13,13 +13,10 @@ from services.console.config import config_type_of
 from services.console.options import UpOptions
 from services.console.preflight import foreign
 from services.console.topology import Place, service_specs
-from services.gateway.auth import read_keys
-from services.gateway.config import GatewayConfig
 from services.kvstore.config import KvStoreConfig
 from services.kvstore.open_store import make_policy
 from shared.config import read_config
 from shared.errors import ConfigError, EnvironmentFault
-from shared.messages.subjects import Subjects
 from shared.telemetry.logs import LEVELS
 
 _SOMEWHERE = Path("/chosen/later")
@@ -27,7 +24,6 @@ _SOMEWHERE = Path("/chosen/later")
 
 def check_settings(options: UpOptions, environ: Mapping[str, str]) -> None:
     """ConfigError (or EnvironmentFault) for the first setting, of a flag or a variable, that a process of this stack would refuse."""
-    Subjects(options.namespace)
     place = Place(folder=_SOMEWHERE, nats_url=options.nats_url, kv_dir=_SOMEWHERE, num_hosts=options.hosts, cluster_secret_file=_SOMEWHERE)
     for spec in service_specs(options, place, environ, {}):
         _check(read_config(config_type_of(spec.role), spec.environ))
@@ -44,8 +40,6 @@ def _check(config: msgspec.Struct) -> None:
             make_policy("SS_KV_SSD_POLICY", config.kv_ssd_policy)
             _check_ssd(config)
             _ = config.bind
-        case GatewayConfig():
-            read_keys(config.keys_file)
         case _:
             pass
 

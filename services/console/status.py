@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 import time
@@ -13,6 +12,7 @@ import msgspec
 from services.console.fleet_view import read_leases, read_loads, read_model_names, visit
 from services.console.run_folder import Run, add_run_flags, find_run, state_dir
 from services.console.terminal import Terminal, age_text, narrowed, share_text, without_login
+from services.console.usage import Parser
 from shared.messages.fleet import WorkerLease, WorkerLoad
 
 _HEADINGS = ("service", "id", "state", "model", "run", "wait", "kv", "speed", "up")
@@ -22,7 +22,7 @@ _ROLE_ORDER = ("gateway", "router", "prefill", "decode", "kvstore", "planner")
 
 def run(argv: Sequence[str]) -> int:
     """The command. Exit 1 if the stack is not ready: a service of the run has no ready lease."""
-    parser = argparse.ArgumentParser(prog="slipstream status", description="The processes of the running stack, and their load.")
+    parser = Parser(prog="slipstream status", description="The processes of the running stack, and their load.")
     parser.add_argument("--json", action="store_true", help="for scripts")
     add_run_flags(parser)
     options = parser.parse_args(argv)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 import time
@@ -15,6 +14,7 @@ from services.console.cache_findings import KINDS
 from services.console.fleet_view import read_leases, visit
 from services.console.run_folder import Run, add_run_flags, find_run_or_last, state_dir
 from services.console.terminal import Terminal, counted, folded, narrowed
+from services.console.usage import Parser
 from shared.errors import EnvironmentFault, SlipstreamError
 from shared.messages.fleet import WorkerLease
 from shared.telemetry.trace_file import TraceLine
@@ -30,7 +30,7 @@ Spans = list[TraceLine]
 
 def run(argv: Sequence[str]) -> int:
     """The command. Exit 1 if there is no such trace."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="slipstream trace", description="One request's way through the services: stages, times, where it was routed and why."
     )
     parser.add_argument("id", nargs="?", default="last", help="a trace id or its beginning, a request id, or last (default)")

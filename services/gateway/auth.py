@@ -36,14 +36,19 @@ class Keys:
         return found
 
 
-def read_keys(path: Path | None) -> Keys:
-    """`tenant:sha256hex` lines; empty lines and lines with # in front are skipped. Raises ConfigError naming the line, never a key."""
+def read_keys(path: Path | None, setting: str = "SS_KEYS_FILE") -> Keys:
+    """`tenant:sha256hex` lines; empty lines and lines with # in front are skipped.
+
+    Raises ConfigError naming `setting`, by which the file was given, and the line, never a key.
+    """
     if path is None:
         return Keys(None)
     try:
         lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("SS_KEYS_FILE", str(path), str(error)) from error
+    except OSError as error:
+        raise ConfigError(setting, str(path), error.strerror or str(error)) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(setting, str(path), "is not text", remedy="Make keys: slipstream keys new") from error
     tenants = []
     for number, line in enumerate(lines, 1):
         text = line.strip()
@@ -51,10 +56,10 @@ def read_keys(path: Path | None) -> Keys:
             continue
         match = _LINE.fullmatch(text)
         if match is None:
-            raise ConfigError("SS_KEYS_FILE", str(path), f"line {number} is not tenant:sha256", remedy="Make keys: slipstream keys new")
+            raise ConfigError(setting, str(path), f"line {number} is not tenant:sha256", remedy="Make keys: slipstream keys new")
         tenants.append((match[2].encode(), match[1]))
     if not tenants:
-        raise ConfigError("SS_KEYS_FILE", str(path), "holds no key", remedy="Make keys: slipstream keys new")
+        raise ConfigError(setting, str(path), "holds no key", remedy="Make keys: slipstream keys new")
     return Keys(tenants)
 
 

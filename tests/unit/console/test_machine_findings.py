@@ -1,4 +1,3 @@
-import os
 import socket
 from pathlib import Path
 from threading import Thread
@@ -10,11 +9,7 @@ from services.console.findings import Finding
 from services.console.machine_findings import container_findings, environment_findings
 from tests.support.otlp import Collector
 
-
-@pytest.fixture(autouse=True)
-def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith(("SS_", "OTEL_"))]:
-        monkeypatch.delenv(name)
+pytestmark = pytest.mark.usefixtures("no_settings")
 
 
 def texts(found: list[Finding], state: str) -> list[str]:

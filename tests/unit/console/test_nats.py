@@ -20,6 +20,8 @@ def test_the_address_for_programs_of_ones_own(tmp_path: Path) -> None:
     run = make(tmp_path, nats_client_user="client", nats_client_password_file=password_file)
     assert url_with_user(run) == "nats://client:p%40ss%2Fword@127.0.0.1:4222"
     assert url_with_user(make(tmp_path)) == "nats://127.0.0.1:4222"
+    several = msgspec.structs.replace(run, nats_url="nats://a:1, b:2")
+    assert url_with_user(several) == "nats://client:p%40ss%2Fword@a:1,nats://client:p%40ss%2Fword@b:2"
 
 
 def test_the_configuration_in_the_repository_is_the_one_that_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,17 +1,10 @@
-import os
-from pathlib import Path
-
 import pytest
 
 from services.console.options import parse_options
 from services.console.settings_check import check_settings
 from shared.errors import ConfigError
 
-
-@pytest.fixture(autouse=True)
-def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("SS_")]:
-        monkeypatch.delenv(name)
+pytestmark = pytest.mark.usefixtures("no_settings")
 
 
 @pytest.mark.parametrize("flags", [[], ["--device", "sim", "--prefill", "4", "--decode", "4"], ["--hosts", "2"], ["--only", "decode"]])
@@ -32,14 +25,6 @@ def test_a_variable_that_a_service_would_refuse_is_refused_by_its_name(variable:
         check_settings(parse_options([]), {variable: value})
     assert variable in str(caught.value)
     assert value in str(caught.value)
-
-
-def test_a_file_of_keys_that_is_none_is_refused(tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text("no key at all\n")
-    with pytest.raises(ConfigError) as caught:
-        check_settings(parse_options(["--keys", str(keys)]), {})
-    assert str(keys) in str(caught.value)
 
 
 def test_a_service_that_is_not_started_is_not_asked() -> None:

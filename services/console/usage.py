@@ -1,0 +1,36 @@
+"""Command lines that cannot be understood: told as every other fault is, in one line with what to do."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import NoReturn
+
+from shared.errors import SlipstreamError
+
+_ARGUMENT = re.compile(r"argument (\S+): (.*)", re.DOTALL)
+
+
+class UsageFault(SlipstreamError):
+    """A flag or word that is unknown, missing, or has a value that does not fit. `flag`: of which one; empty: none in particular."""
+
+    code = "usage"
+    exit_code = 2
+
+    def __init__(self, message: str, *, flag: str = "", remedy: str = "") -> None:
+        super().__init__(f"{flag}: {message}" if flag else message, remedy=remedy)
+        self.flag = flag
+        self.reason = message
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises UsageFault instead of printing all flags and ending the process.
+
+    The type of a flag raises ArgumentTypeError: what is wrong, and on further lines what to do.
+    """
+
+    def error(self, message: str) -> NoReturn:
+        found = _ARGUMENT.fullmatch(message)
+        flag, text = (found[1], found[2]) if found else ("", message)
+        cause, _, remedy = text.partition("\n")
+        raise UsageFault(cause, flag=flag, remedy=remedy or f"What it takes: {self.prog} --help")
