@@ -21,7 +21,8 @@ def header(options: UpOptions) -> str:
     parts = [f"slipstream {version('slipstream')}", f"Python {platform.python_version()}", machine]
     if options.num_workers:
         parts.append(f"model {Path(options.model).name}")
-        parts.append(f"{options.prefill} prefill, {options.decode} decode")
+        numbers = {"prefill": options.prefill, "decode": options.decode}
+        parts.append(", ".join(f"{number} {role}" for role, number in numbers.items() if role in options.roles))
     if "kvstore" in options.roles:
         arenas = f"{options.hosts} x " if options.hosts > 1 else ""
         parts.append(f"KV store {arenas}{size_text(options.kv_dram)} DRAM")

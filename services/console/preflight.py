@@ -108,8 +108,20 @@ def file_system(folder: Path) -> str:
 
 
 async def read_server_info(url: str) -> ServerInfo:
-    """The INFO line of the nats-server at `url`. EnvironmentFault: unreachable, or not NATS. ConfigError: not a URL."""
-    host, port = _address(url)
+    """The INFO line of the nats-server at `url`; of several, as `URL,URL`, of the first that has one.
+
+    EnvironmentFault: unreachable, or not NATS. ConfigError: not a URL.
+    """
+    faults = []
+    for host, port in [_address(one.strip()) for one in url.split(",")]:
+        try:
+            return await _ask(host, port)
+        except EnvironmentFault as fault:
+            faults.append(fault)
+    raise EnvironmentFault("; ".join(fault.message for fault in faults), remedy=faults[0].remedy)
+
+
+async def _ask(host: str, port: int) -> ServerInfo:
     remedy = f"Is nats-server running there?  nats-server -js -a {host} -p {port}\nOr leave --nats-url away: up starts its own"
     try:
         async with asyncio.timeout(_CONNECT_S):
@@ -120,8 +132,13 @@ async def read_server_info(url: str) -> ServerInfo:
                 writer.close()
     except TimeoutError:
         raise EnvironmentFault(f"NATS at {host}:{port} does not answer within {_CONNECT_S:g} s", remedy=remedy) from None
-    except OSError as error:
-        raise EnvironmentFault(f"NATS at {host}:{port} cannot be reached: {error.strerror or error}", remedy=remedy) from error
+    except socket.gaierror as error:
+        raise EnvironmentFault(f"NATS at {host}:{port} cannot be reached: {error.strerror}", remedy=remedy) from error
+    except OSError as error:  # asyncio writes its own text over the system's
+        cause = os.strerror(error.errno) if error.errno else str(error)
+        raise EnvironmentFault(f"NATS at {host}:{port} cannot be reached: {cause}", remedy=remedy) from error
+    except ValueError:  # a line without an end
+        line = b""
     verb, _, body = line.partition(b" ")
     try:
         if verb == b"INFO":
@@ -134,7 +151,7 @@ async def read_server_info(url: str) -> ServerInfo:
 def _address(url: str) -> tuple[str, int]:
     try:
         parts = urlsplit(url if "://" in url else f"nats://{url}")
-        host, port = parts.hostname, parts.port or 4222
+        host, port = parts.hostname if parts.scheme in ("nats", "tls") else None, parts.port or 4222
     except ValueError:  # a port beyond 65535, an unclosed bracket
         host, port = None, 0
     if not host:

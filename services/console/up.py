@@ -93,7 +93,8 @@ class Up:
                 check_arenas(options, root)
         with self._phase("nats"):
             await check_broker(options)
-        self._run, place = prepare_place(options, root, http_port)
+        with self._phase("join" if options.is_joining else "up"):
+            self._run, place = prepare_place(options, root, http_port)
         self._write_run()
         self._supervisor = Supervisor(self._board, place.folder, self._write_run, self._on_death)
         if options.num_workers:

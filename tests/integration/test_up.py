@@ -160,9 +160,10 @@ def test_too_little_room_on_tmpfs(tmp_path: Path) -> None:
 
 
 def test_joining_needs_something_to_join(tmp_path: Path) -> None:
-    code, shown = up(tmp_path, "--only", "decode", "--device", "sim")
+    code, shown = up(tmp_path, "--only", "decode", "--device", "sim", "--run", "122532")
     assert code == 3
-    assert "no stack is running" in shown
+    assert "✘ join" in shown and "no stack is running" in shown
+    assert " 1 decode" in shown and "prefill" not in shown, "only what was asked for is named"
 
 
 def test_a_start_tells_its_phases_and_ends_with_what_to_type(tmp_path: Path) -> None:

@@ -104,7 +104,26 @@ def test_jetstream_is_needed() -> None:
         check_jetstream(ServerInfo("2.15.1", 2**20), "nats://x")
 
 
-@pytest.mark.parametrize("url", ["nats://127.0.0.1:99999", "nats://127.0.0.1:many", "nats://[::1"])
+async def test_of_several_servers_one_is_enough() -> None:
+    server, url = await answer_with(b'INFO {"version":"2.15.1","max_payload":1048576,"jetstream":true} \r\n')
+    deaf = f"nats://127.0.0.1:{free_port('127.0.0.1')}"
+    assert (await read_server_info(f"{deaf}, {url}")).jetstream
+    server.close()
+    with pytest.raises(EnvironmentFault) as caught:
+        await read_server_info(f"{deaf},{deaf.replace('127.0.0.1', '127.0.0.2')}")
+    assert caught.value.message.count("cannot be reached: Connection refused") == 2, "each is told, as the system calls it"
+
+
+async def test_a_line_without_an_end_is_not_nats() -> None:
+    server, url = await answer_with(b"INFO " + b"x" * 2**17)
+    with pytest.raises(EnvironmentFault, match="no NATS server"):
+        await read_server_info(url)
+    server.close()
+
+
+@pytest.mark.parametrize(
+    "url", ["nats://127.0.0.1:99999", "nats://127.0.0.1:many", "nats://[::1", "http://127.0.0.1:4222", "nats://a:1,", "nats://a:1,nats://"]
+)
 async def test_what_is_no_address_is_a_setting_that_does_not_fit(url: str) -> None:
     with pytest.raises(ConfigError, match="not an address"):
         await read_server_info(url)
