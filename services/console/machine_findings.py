@@ -16,15 +16,15 @@ from urllib.parse import urlsplit, urlunsplit
 
 from services.console.broker import find_server
 from services.console.findings import Finding
-from services.console.preflight import file_system, foreign, port_holder
+from services.console.port_findings import port_findings
+from services.console.preflight import file_system, foreign
+from services.console.run_folder import live_runs
 from services.console.terminal import size_text, without_login
 from shared.engine.config import EngineConfig
 from shared.engine.model.loader import KNOWN_MODELS
 from shared.errors import EnvironmentFault
 
 LITTLE_BYTES = 2 * 2**30
-PORTS = {8000: ("--port", "services.gateway"), 4222: ("--nats-port", "nats-server")}
-"""The defaults of `up`: their flag, and what of ours may hold them."""
 COLLECTOR_S = 2.0
 PROTOBUF = {"content-type": "application/x-protobuf"}
 
@@ -42,7 +42,7 @@ def environment_findings(root: Path) -> list[Finding]:
         _room("runs and logs", root),
         _shared_memory(),
         _cluster_secret(root),
-        *(_port(port) for port in PORTS),
+        *port_findings(live_runs(root)),
         _collector(),
     ]
 
@@ -136,14 +136,6 @@ def _cluster_secret(root: Path) -> Finding:
     if not os.access(path, os.R_OK):
         return Finding("failed", f"the cluster's secret cannot be read: {path} is of uid {status.st_uid}", f"chown {os.getuid()} {path}")
     return Finding("done", f"the cluster's secret: {path}")
-
-
-def _port(port: int) -> Finding:
-    flag, ours = PORTS[port]
-    holder = port_holder(port)
-    if holder and ours not in holder:
-        return Finding("warning", f"port {port}, the default of {flag}, is in use by {holder}", f"slipstream up {flag} {port + 1}")
-    return Finding("done", f"port {port}, the default of {flag}, is {'ours' if holder else 'free'}")
 
 
 def _plain(url: str) -> str:

@@ -28,12 +28,6 @@ def test_little_room_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(texts(environment_findings(tmp_path), "warning")) >= 3
 
 
-def test_a_port_that_another_program_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_findings, "port_holder", lambda _: "pid 7 (python -m http.server)")
-    held = [one for one in environment_findings(tmp_path) if "in use by pid 7" in one.text]
-    assert [one.remedy for one in held] == ["slipstream up --port 8001", "slipstream up --nats-port 4223"]
-
-
 @pytest.mark.parametrize(("mode", "state"), [(0o600, "done"), (0o644, "warning")])
 def test_a_secret_that_others_can_read(tmp_path: Path, mode: int, state: str) -> None:
     (tmp_path / "cluster.secret").write_text("x")
