@@ -28,7 +28,6 @@ class Compose:
             "COMPOSE_PROJECT_NAME": f"slipstream-test-{os.getpid()}",
             "SS_HTTP_PORT": str(self.http_port),
             "SS_NATS_PORT": str(self.nats_port),
-            "SS_WORKER_THREADS": "1",
         }
 
     @property
