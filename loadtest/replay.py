@@ -114,7 +114,7 @@ def _store(index: TierIndex, size_class: SizeClass, chain: Sequence[bytes], star
         digest = chain[at]
         if index.get(digest, MODEL) is not None:
             continue
-        if len(index) >= capacity and not any(index.evict(share, digest[:16]) for share in list(index.shares.values())):
+        if len(index) >= capacity and not any(index.evict(share, digest[:16]) for share in list(index.shares)):
             break
         block = Block(digest, chain[at - 1] if at else MODEL, MODEL, "", size_class, 0, 0)
         index.insert(block)

@@ -218,8 +218,8 @@ def _keys(number: int) -> bytes:
     return hashlib.sha256(number.to_bytes(8, "little")).digest()
 
 
-def store_operation_us(num_blocks: int, num_operations: int = 20_000) -> float:
-    """µs for one block's life in a full tier: take a slot (evicting another), insert, find, touch, hold, let go."""
+def store_operation_us(num_blocks: int, num_tenants: int = 1, num_operations: int = 20_000) -> float:
+    """µs for one block's life in a full tier: take a slot (the biggest tenant's last goes), insert, find, touch, hold, let go."""
     segments = Segments(129, -(-num_blocks // 128) * 8192, 0, lambda extent, in_use: True)
     size_class = segments.size_class("00" * 8, 4096)
     index = TierIndex(Lru)
@@ -228,15 +228,17 @@ def store_operation_us(num_blocks: int, num_operations: int = 20_000) -> float:
         digest = _keys(number)
         offset = segments.take_slot(size_class)
         assert offset is not None
-        index.insert(Block(digest, parent if number % 32 else bytes(32), MODEL, "", size_class, offset, number))
+        tenant = str(number // 32 % num_tenants)
+        index.insert(Block(digest, parent if number % 32 else bytes(32), MODEL, tenant, size_class, offset, number))
         parent = digest
     digests = [_keys(num_blocks + number) for number in range(num_operations)]
-    share = next(iter(index.shares.values()))
     begun = time.perf_counter()
     for number, digest in enumerate(digests):
+        share = next(index.shares.biggest_first(size_class.layout))
         evicted = index.evict(share, digest[:16])
         assert evicted is not None
-        block = Block(digest, digests[number - 1] if number % 32 else bytes(32), MODEL, "", size_class, evicted.offset, number)
+        parent, tenant = digests[number - 1] if number % 32 else bytes(32), str(number // 32 % num_tenants)
+        block = Block(digest, parent, MODEL, tenant, size_class, evicted.offset, number)
         index.insert(block)
         found = index.get(digest, MODEL)
         assert found is not None
@@ -261,6 +263,7 @@ def measure(disk: Path) -> list[Row]:
         shutil.rmtree(folder)
     rows.append(Row("store_op_1k_us", store_operation_us(1_000), "us"))
     rows.append(Row("store_op_1m_us", store_operation_us(1_000_000), "us"))
+    rows.append(Row("store_op_10k_tenants_us", store_operation_us(1_000_000, num_tenants=10_000), "us"))
     return rows
 
 

@@ -14,7 +14,7 @@ from services.kvstore.policies import POLICIES
 from services.kvstore.store import BlockStore, CountFault
 from services.kvstore.tiers.base import Changes, LowerTier, Quota
 from services.kvstore.tiers.dram import DramTier
-from services.kvstore.tiers.index import MakePolicy
+from services.kvstore.tiers.shares import MakePolicy
 from services.kvstore.tiers.ssd import SsdTier
 from shared.errors import ConfigError, EnvironmentFault
 from shared.kv.arena import ARENA, Arena, create_arena, open_arena

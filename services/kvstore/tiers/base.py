@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from services.kvstore.segments import Segments, SizeClass
-from services.kvstore.tiers.index import Block, MakePolicy, Share, TierIndex
+from services.kvstore.tiers.index import Block, TierIndex
+from services.kvstore.tiers.shares import MakePolicy, Share
 from shared.errors import KvError
 from shared.types import Tier as TierName
 
@@ -129,10 +130,10 @@ class Tier(ABC):
 
     def _victims(self, size_class: SizeClass, own: Share | None) -> Iterable[Share]:
         """Whose blocks go: those of the asking share if it has its fair part already, else the biggest share's; then anybody's."""
-        shares = [share for share in self.index.shares.values() if share.key[0] == size_class.layout]
-        if own is not None and own.num_blocks * len(shares) >= size_class.num_slots:
+        shares = self.index.shares
+        if own is not None and own.num_blocks * shares.num_of(size_class.layout) >= size_class.num_slots:
             yield own
-        yield from sorted(shares, key=lambda share: -share.num_blocks)
+        yield from shares.biggest_first(size_class.layout)
 
     def _reclaim(self, size_class: SizeClass) -> bool:
         """Take an extent from the class that has most, if that is more than its fair part of the tier. Rare: a new model came."""

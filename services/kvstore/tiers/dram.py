@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 
 from services.kvstore.segments import Segments, SizeClass
 from services.kvstore.tiers.base import Changes, Quota, Tier
-from services.kvstore.tiers.index import Block, MakePolicy
+from services.kvstore.tiers.index import Block
+from services.kvstore.tiers.shares import MakePolicy
 from shared.errors import SlipstreamError
 from shared.kv import slot
 from shared.kv.arena import Arena, Extent

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from services.kvstore.policies.base import Capacity, Policy
 from services.kvstore.segments import SizeClass
+from services.kvstore.tiers.shares import MakePolicy, Share, Shares
 from shared.types import KEY_BYTES
-
-MakePolicy = Callable[[Capacity], Policy[bytes]]
 
 
 class Block:
@@ -64,16 +62,6 @@ def recompute_cost(depth: int) -> float:
     return 1.0 + depth / 64
 
 
-class Share:
-    """The blocks of one layout, model and tenant in a tier: evicted among themselves when the share is too big."""
-
-    def __init__(self, key: tuple[str, bytes, str], policy: Policy[bytes]) -> None:
-        self.key = key
-        self.policy = policy
-        self.num_blocks = 0
-        """Parked ones included, which the policy does not hold."""
-
-
 class TierIndex:
     """Blocks of a tier. Suffixes go before their parents: a block with children here, or in use, is *parked* when its turn comes, and
     is the next to go when the last of them is gone."""
@@ -83,7 +71,7 @@ class TierIndex:
         self.blocks: dict[bytes, Block] = {}
         self._orphans: dict[bytes, Block] = {}
         """First child by the digest of a parent that is not held here (chain seeds, mostly)."""
-        self.shares: dict[tuple[str, bytes, str], Share] = {}
+        self.shares = Shares()
         self._ordinals: list[Block | None] = []
         self._free_ordinals: list[int] = []
 
@@ -107,10 +95,9 @@ class TierIndex:
             self._ordinals.append(block)
         else:
             self._ordinals[block.ordinal] = block
-        share = self._share(block)
-        share.policy.admit(block.key, recompute_cost(block.depth))
-        share.num_blocks += 1
-        block.share = share
+        key, size_class = (block.size_class.layout, block.model_digest, block.tenant), block.size_class
+        block.share = self.shares.grow(key, lambda: self._make_policy(lambda: max(size_class.num_slots, 1)))
+        block.share.policy.admit(block.key, recompute_cost(block.depth))
 
     def touch(self, block: Block) -> None:
         """The block was used. For a chain: last block first, so that parents outlive their suffixes."""
@@ -155,14 +142,6 @@ class TierIndex:
             share.policy.park(block.key)
         return None
 
-    def _share(self, block: Block) -> Share:
-        key = (block.size_class.layout, block.model_digest, block.tenant)
-        share = self.shares.get(key)
-        if share is None:
-            size_class = block.size_class
-            share = self.shares[key] = Share(key, self._make_policy(lambda: max(size_class.num_slots, 1)))
-        return share
-
     def _unpark(self, block: Block) -> None:
         if block.is_parked and block.num_holds == 0 and block.children is None:
             assert block.share is not None
@@ -176,9 +155,7 @@ class TierIndex:
         self._free_ordinals.append(block.ordinal)
         block.ordinal = -1
         assert block.share is not None
-        block.share.num_blocks -= 1
-        if block.share.num_blocks == 0:
-            self.shares.pop(block.share.key, None)
+        self.shares.shrink(block.share)
         self._unlink(block)
 
     # -- chains -----------------------------------------------------------------------------------------------------
@@ -228,8 +205,11 @@ class TierIndex:
 
     def check_integrity(self) -> None:
         """For tests: the index agrees with itself."""
-        assert sum(share.num_blocks for share in self.shares.values()) == len(self.blocks)
-        for share in self.shares.values():
+        assert sum(share.num_blocks for share in self.shares) == len(self.blocks)
+        for share in self.shares:
+            in_order = list(self.shares.biggest_first(share.key[0]))
+            assert share in in_order and len(in_order) == self.shares.num_of(share.key[0])
+            assert [one.num_blocks for one in in_order] == sorted((one.num_blocks for one in in_order), reverse=True)
             parked = sum(1 for block in self.blocks.values() if block.share is share and block.is_parked)
             assert share.num_blocks == len(share.policy) + parked, share.key
         for block in self.blocks.values():

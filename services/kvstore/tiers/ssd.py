@@ -16,8 +16,9 @@ import xxhash
 from services.kvstore.segments import Segments
 from services.kvstore.tiers.base import Changes, LowerTier, Quota
 from services.kvstore.tiers.breaker import Breaker
-from services.kvstore.tiers.index import Block, MakePolicy
+from services.kvstore.tiers.index import Block
 from services.kvstore.tiers.journal import BlockGone, BlockPut, ExtentCut, ExtentFreed, Geometry, Journal, Record, fold
+from services.kvstore.tiers.shares import MakePolicy
 from services.kvstore.tiers.slab import SlabFile, aligned_buffer, check_folder, open_slab, set_aside_above_floor
 from services.kvstore.tiers.throughput import Throughput
 from shared.errors import EnvironmentFault, SlipstreamError
