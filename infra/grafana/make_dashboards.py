@@ -193,6 +193,20 @@ BUS = [
 
 DASHBOARDS = {"slo": ("SLO", SLO), "kv": ("KV cache", KV), "workers": ("Workers", WORKERS), "bus": ("Bus and router", BUS)}
 
+LEGEND = {"showLegend": True, "displayMode": "list", "placement": "bottom", "calcs": []}
+LINKS = {
+    "type": "dashboards",
+    "title": "Slipstream",
+    "tags": ["slipstream"],
+    "tooltip": "",
+    "icon": "external link",
+    "asDropdown": False,
+    "includeVars": False,
+    "keepTime": True,
+    "targetBlank": False,
+}
+"""To each other, at the same time."""
+
 
 def dashboard(uid: str, title: str, panels: list[Panel]) -> dict[str, Any]:
     """Grafana's JSON."""
@@ -205,7 +219,7 @@ def dashboard(uid: str, title: str, panels: list[Panel]) -> dict[str, Any]:
         "schemaVersion": 39,
         "refresh": "5s",
         "time": {"from": "now-15m", "to": "now"},
-        "links": [{"type": "dashboards", "tags": ["slipstream"], "title": "Slipstream", "asDropdown": False}],
+        "links": [LINKS],
         "panels": [
             {
                 "id": number + 1,
@@ -218,7 +232,7 @@ def dashboard(uid: str, title: str, panels: list[Panel]) -> dict[str, Any]:
                     "defaults": {"unit": panel.unit, "min": 0, "custom": {"fillOpacity": 10, "showPoints": "never"}},
                     "overrides": [],
                 },
-                "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi", "sort": "desc"}},
+                "options": {"legend": LEGEND, "tooltip": {"mode": "multi", "sort": "desc"}},
                 "targets": [
                     {
                         "refId": chr(ord("A") + index),
