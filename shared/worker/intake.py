@@ -18,6 +18,8 @@ from shared.telemetry import Telemetry
 from shared.types import InstanceId
 
 WINDOW = 64
+IN_PROGRESS_ROUND = 32
+"""Deliveries told of before others have their turn."""
 
 log = logging.getLogger(__name__)
 
@@ -133,10 +135,12 @@ async def acknowledge(delivery: Delivery) -> None:
 
 
 async def keep_in_progress(held: Callable[[], Iterable[Delivery]]) -> None:
-    """For ever: tell JetStream that what is held is still worked on."""
+    """For ever: tell JetStream that what is held is still worked on; a few at a time, as a router may hold thousands."""
     while True:
         await asyncio.sleep(IN_PROGRESS_S)
-        for delivery in list(held()):
+        for number, delivery in enumerate(list(held()), start=1):
+            if number % IN_PROGRESS_ROUND == 0:
+                await asyncio.sleep(0)
             try:
                 await delivery.in_progress()
             except BusClosed:
