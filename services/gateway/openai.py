@@ -156,6 +156,8 @@ B = TypeVar("B", bound=msgspec.Struct)
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
 _INDEX = re.compile(r"\[[\d.]+\]$")
 """Behind the name of a list: which of its entries it was, the message tells."""
+MAX_CAUSE = 200
+"""Characters of what is wrong with a field: it may quote its value, which may be the whole body."""
 
 
 def parse_body(body_type: type[B], body: bytes, *, is_msgpack: bool = False) -> tuple[B, list[str]]:
@@ -173,13 +175,26 @@ def parse_body(body_type: type[B], body: bytes, *, is_msgpack: bool = False) -> 
     except msgspec.ValidationError as error:
         message = str(error)
         path = _PATH.search(message)
-        param = _INDEX.sub("", path[1]) if path and path[1] else _missing(message)
-        raise BadRequest(_PATH.sub("", message), param=param) from error
+        at, missing = path[1] if path else "", _missing(message)
+        cause = f"field {missing} is required" if missing else _PATH.sub("", message).replace("`", "")
+        cause = f"{at or 'the body'}: {cause[:1].lower()}{cause[1:MAX_CAUSE]}" if at or not missing else cause
+        raise BadRequest(cause, param=(_INDEX.sub("", at) if at else missing)) from error
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise BadRequest("the body is not valid JSON" if not is_msgpack else "the body is not valid msgpack") from error
+        raise BadRequest(f"the body is not valid {'msgpack' if is_msgpack else 'JSON'}: {_malformed(error)}") from error
     finally:
         gc.enable()
     return parsed, [str(field) for field in fields if field not in body_type.__struct_fields__]
+
+
+def _malformed(error: Exception) -> str:
+    """What is wrong, and at which byte where it is known."""
+    match error:
+        case RecursionError():
+            return "it is nested too deeply"
+        case UnicodeDecodeError():
+            return f"not UTF-8 (byte {error.start})"
+        case _:
+            return str(error).rpartition("malformed: ")[2].lower()
 
 
 def _missing(message: str) -> str | None:

@@ -63,3 +63,29 @@ def test_no_more_messages_and_tokens_than_can_be_meant() -> None:
         parse_body(ChatBody, many)
     with pytest.raises(BadRequest, match=str(MAX_DETOKENIZED)):
         parse_body(DetokenizeBody, msgspec.json.encode({"tokens": [1] * (MAX_DETOKENIZED + 1)}))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"{" + MESSAGES + b',"model":"m","max_tokens":-1}', "max_tokens: expected int >= 1"),
+        (b"{" + MESSAGES + b"}", "field model is required"),
+        (b'{"model":"m","messages":[1]}', "messages[0]: expected object, got int"),
+        (b'{"model":"m","messages":[{"role":"user","content":[{"type":"text"}]}]}', "messages[0].content[0]: field text is required"),
+        (b"[]", "the body: expected object, got array"),
+        (b'{"model": NaN}', "the body is not valid JSON: invalid character (byte 10)"),
+        (b'{"a":' * 100_000, "the body is not valid JSON: it is nested too deeply"),
+        (b"{", "the body is not valid JSON: input data was truncated"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(body: bytes, message: str) -> None:
+    """Over NATS, and in most clients, the message is all that is seen."""
+    with pytest.raises(BadRequest) as refused:
+        parse_body(ChatBody, body)
+    assert refused.value.message == message
+
+
+def test_a_value_is_not_sent_back_at_length() -> None:
+    with pytest.raises(BadRequest) as refused:
+        parse_body(ChatBody, b'{"model":"m","messages":[{"role":"' + b"x" * 1_000_000 + b'"}]}')
+    assert len(refused.value.message) < 300
