@@ -13,7 +13,7 @@ import msgspec
 from services.console.endpoint import Endpoint, find_endpoint
 from services.console.run_folder import add_run_flags
 from services.console.terminal import Terminal
-from services.console.usage import Parser
+from services.console.usage import Parser, number, whole_number
 from shared.errors import SlipstreamError
 
 _HELP = "/system TEXT   /set NAME VALUE (temperature, max_tokens, …)   /stats   /clear   /bye"
@@ -118,9 +118,9 @@ def _parser() -> Parser:
     parser.add_argument("question", nargs="*", help="the question; without one, a conversation")
     parser.add_argument("--model", default="", help="default: the first that is served")
     parser.add_argument("--system", default="", metavar="TEXT", help="a system message")
-    parser.add_argument("--max-tokens", type=int, default=512)
-    parser.add_argument("--temperature", type=float, default=0.0, help="default 0: the likeliest token each time")
-    parser.add_argument("--seed", type=int)
+    parser.add_argument("--max-tokens", type=whole_number(1, 2**20), default=512, metavar="N", help="at most so many (default 512)")
+    parser.add_argument("--temperature", type=number(0, 2), default=0.0, metavar="T", help="default 0: the likeliest token each time")
+    parser.add_argument("--seed", type=int, metavar="N", help="the same text again at a temperature above 0")
     parser.add_argument("--url", default="", help="default: SS_URL, else the running stack's. SS_API_KEY is the key, where one is needed")
     add_run_flags(parser)
     return parser

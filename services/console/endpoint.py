@@ -33,10 +33,7 @@ class Endpoint:
     """One gateway. A connection a call: a stack may be restarted between two questions."""
 
     def __init__(self, url: str, api_key: str = "", timeout_s: float = 120.0) -> None:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme != "http" or not parts.hostname:
-            raise ConfigError("--url", url, "not an http:// address", remedy=f"For example: --url {DEFAULT_URL}")
-        self.host, self.port = parts.hostname, parts.port or 80
+        self.host, self.port = _address(url)
         self._headers = {"content-type": "application/json", **({"authorization": f"Bearer {api_key}"} if api_key else {})}
         self._timeout_s = timeout_s
 
@@ -78,6 +75,9 @@ class Endpoint:
             yield response
         except TimeoutError as error:
             raise EnvironmentFault(f"{self.host}:{self.port} does not answer within {self._timeout_s:g} s") from error
+        except http.client.BadStatusLine as error:
+            answers = f"{self.host}:{self.port} answers, but not as a gateway does"
+            raise EnvironmentFault(answers, remedy=f"Is the port right? For example: --url {DEFAULT_URL}") from error
         except (OSError, http.client.HTTPException) as error:
             cause = error.strerror if isinstance(error, OSError) and error.strerror else (str(error) or type(error).__name__)
             raise EnvironmentFault(f"no gateway at {self.host}:{self.port}: {cause}", remedy="Start one: slipstream up") from error
@@ -87,6 +87,17 @@ class Endpoint:
                 with contextlib.suppress(OSError):
                     connection.sock.shutdown(socket.SHUT_RDWR)
             connection.close()
+
+
+def _address(url: str) -> tuple[str, int]:
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        host, port = (parts.hostname if parts.scheme == "http" else None), parts.port or 80
+    except ValueError:  # a port beyond 65535, an unclosed bracket
+        host, port = None, 0
+    if not host:
+        raise ConfigError("--url", url, "not an http:// address", remedy=f"For example: --url {DEFAULT_URL}")
+    return host, port
 
 
 def find_endpoint(

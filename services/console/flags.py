@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from services.console.usage import Parser
+from services.console.usage import Parser, whole_number
 from shared.config import parse_size
 from shared.engine.config import EngineConfig
 from shared.engine.simulated import Profile, parse_profile
@@ -78,9 +78,11 @@ class _Group:
 
 
 def _add_sizes(group: _Group) -> None:
-    group.add("--prefill", "prefill workers (default 1; 0: decode workers do it all)", 1, type=_count(0, MAX_PROCESSES), metavar="N")
-    group.add("--decode", "decode workers (default 1)", 1, type=_count(1, MAX_PROCESSES), metavar="N")
-    group.add("--hosts", "KV stores, each with its arena, as if on N machines (default 1)", 1, type=_count(1, MAX_PROCESSES), metavar="N")
+    group.add("--prefill", "prefill workers (default 1; 0: decode workers do it all)", 1, type=whole_number(0, MAX_PROCESSES), metavar="N")
+    group.add("--decode", "decode workers (default 1)", 1, type=whole_number(1, MAX_PROCESSES), metavar="N")
+    group.add(
+        "--hosts", "KV stores, each with its arena, as if on N machines (default 1)", 1, type=whole_number(1, MAX_PROCESSES), metavar="N"
+    )
     group.add("--only", "join a running stack with: prefill,decode,kvstore", None, type=_roles, metavar="ROLES")
 
 
@@ -90,7 +92,7 @@ def _add_engine(group: _Group) -> None:
     group.add("--dtype", "of the weights (default auto)", ENGINE.dtype, choices=get_args(Dtype))
     group.add("--numerics", "exact: float32, the same token for token", ENGINE.numerics, choices=get_args(Numerics))
     group.add("--max-model-len", "tokens (default: the model's)", str(ENGINE.max_model_len), type=_model_len, metavar="N")
-    group.add("--threads", "CPU threads a worker (default: divided)", str(ENGINE.threads), type=_count(0, MAX_THREADS), metavar="N")
+    group.add("--threads", "CPU threads a worker (default: divided)", str(ENGINE.threads), type=whole_number(0, MAX_THREADS), metavar="N")
     group.add("--sim-profile", "times of the simulated engine, ms", ENGINE.sim_profile, type=_sim_profile, metavar="A=…")
 
 
@@ -115,15 +117,6 @@ def _add_nats(group: _Group) -> None:
 
 
 # -- values ----------------------------------------------------------------------------------------------------------------
-def _count(least: int, most: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not text.isdecimal() or len(text) > 18 or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least:,} to {most:,}")
-        return int(text)
-
-    return parse
-
-
 def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in choices:
@@ -135,7 +128,7 @@ def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
 
 def _model_len(text: str) -> int:
     """0: the model's own. Refused here what a stack would start with, only to refuse every question."""
-    num_tokens = _count(0, MAX_MODEL_LEN)(text)
+    num_tokens = whole_number(0, MAX_MODEL_LEN)(text)
     if 0 < num_tokens < MIN_MODEL_LEN:
         raise argparse.ArgumentTypeError(f"{text} tokens hold no question with its answer\nGive at least {MIN_MODEL_LEN}; 0: the model's")
     return num_tokens

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from services.console.terminal import Terminal
-from services.console.usage import Parser
+from services.console.usage import Parser, UsageFault
 from shared.errors import ConfigError, EnvironmentFault
 
 _TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -25,6 +25,8 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError("--tenant", options.tenant, "1 to 64 of A-Z a-z 0-9 . _ -")
     if options.verb == "hash":
         key = getpass.getpass("key: ") if sys.stdin.isatty() else sys.stdin.readline()
+        if not key.strip():
+            raise UsageFault("no key came from stdin", remedy="For example: slipstream keys hash < FILE")
         sys.stdout.write(key_line(options.tenant, key) + "\n")
         return 0
     return _new(options.tenant, options.file)

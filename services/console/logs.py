@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,16 @@ import msgspec
 from services.console.remedy import as_typed_here, logs_command
 from services.console.run_folder import add_run_flags, find_run_or_last, state_dir
 from services.console.terminal import Terminal
-from services.console.usage import Parser
+from services.console.usage import Parser, whole_number
 from shared.errors import EnvironmentFault
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 _COLOURS = {"warning": "yellow", "error": "red", "critical": "red", "debug": "dim"}
 _POLL_S = 0.3
+_SERVER = re.compile(r"\[\d+\] (\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6}) \[(\w{3})\] (.*)")
+_SERVER_LEVELS = {"TRC": "debug", "DBG": "debug", "INF": "info", "WRN": "warning", "ERR": "error", "FTL": "critical"}
+_AS_MEANT = "Plaintext passwords detected"
+"""nats-server warns of what is meant to be so: they lie in a 0600 file."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -27,7 +33,9 @@ def run(argv: Sequence[str]) -> int:
     parser = Parser(prog="slipstream logs", description="What the services of the running (or last) stack wrote.")
     parser.add_argument("service", nargs="?", default="", help="a process (decode-0) or a role (decode); default: all")
     parser.add_argument("-f", "--follow", action="store_true", help="go on with what comes; Ctrl-C ends it")
-    parser.add_argument("-n", "--lines", type=int, default=100, metavar="N", help="the last N lines (default 100; 0: all)")
+    parser.add_argument(
+        "-n", "--lines", type=whole_number(0, 10**9), default=100, metavar="N", help="the last N lines (default 100; 0: all)"
+    )
     parser.add_argument("--level", choices=LEVELS, default="info", help="at least this (default info)")
     parser.add_argument("--json", action="store_true", help="the lines as they stand in the files")
     add_run_flags(parser)
@@ -82,11 +90,21 @@ class Tail:
             try:
                 told: dict[str, Any] = msgspec.json.decode(line, type=dict[str, Any])
             except msgspec.MsgspecError:
-                told = {"level": "info", "message": line.decode(errors="replace")}
+                told = _foreign(line.decode(errors="replace"))
             told.setdefault("service", self._path.stem)
             told.setdefault("level", "info")
             self._time = told.setdefault("time", self._time)
             yield told
+
+
+def _foreign(text: str) -> dict[str, Any]:
+    """A line that is not ours: nats-server's tell time (this machine's zone) and level in their own way, others' nothing."""
+    found = _SERVER.fullmatch(text)
+    if found is None:
+        return {"level": "info", "message": text}
+    began = datetime.strptime(found[1], "%Y/%m/%d %H:%M:%S.%f").astimezone(UTC)
+    level = "info" if found[3].startswith(_AS_MEANT) else _SERVER_LEVELS.get(found[2], "info")
+    return {"time": began.isoformat(timespec="milliseconds"), "level": level, "message": found[3]}
 
 
 def _read(tails: Sequence[Tail]) -> list[dict[str, Any]]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import quote, urlsplit
 
 import msgspec
@@ -15,11 +16,12 @@ import msgspec
 from services.console.fleet_view import visit
 from services.console.run_folder import Run, add_run_flags, find_run, state_dir
 from services.console.terminal import Terminal, age_text, narrowed
-from services.console.usage import Parser
+from services.console.usage import Parser, number, whole_number
 from shared.bus.base import Bus, Message
 from shared.bus.permissions import USERS, render_server_config
 from shared.errors import BusTimeout, NoResponders, SlipstreamError
 from shared.messages.subjects import Subjects
+from shared.types import Role
 
 _CONFIG_HEAD = """\
 # Made by `slipstream nats config`: one user a service, allow lists only. Each password is an environment variable of nats-server,
@@ -38,7 +40,8 @@ def run(argv: Sequence[str]) -> int:
         return 0
     stack = find_run(state_dir(options.state_dir), options.run)
     if options.verb == "url":
-        sys.stdout.write(url_with_user(stack) + "\n")
+        url = url_with_user(stack)
+        sys.stdout.write((msgspec.json.encode({"url": url}).decode() if options.json else url) + "\n")
         return 0
     return asyncio.run(_look(stack, options))
 
@@ -61,13 +64,29 @@ def _parser() -> Parser:
         ("info", "endpoints"),
         ("stats", "requests, errors, times"),
     ):
-        verbs.add_parser(verb, parents=[common], help=text).add_argument("service", nargs="?", default="", help="only this one")
+        about = verbs.add_parser(verb, parents=[common], help=text)
+        about.add_argument("service", nargs="?", type=_service, default="", help="only this one: slipstream-decode, or decode")
     request = verbs.add_parser("req", parents=[common], help="send a request, show the answer")
-    request.add_argument("subject")
+    request.add_argument("subject", type=_subject)
     request.add_argument("body", nargs="?", default="", help="- reads it from stdin")
-    request.add_argument("--replies", type=int, default=1, metavar="N", help="answers to wait for; 0: all, until the empty one (a stream)")
-    request.add_argument("--timeout", type=float, default=60.0, metavar="S", help="silence that ends the wait (default 60)")
+    request.add_argument(
+        "--replies", type=whole_number(0, 10**9), default=1, metavar="N", help="answers to wait for; 0: all, until the empty one (a stream)"
+    )
+    request.add_argument("--timeout", type=number(0.001, 86_400), default=60.0, metavar="S", help="silence that ends the wait (default 60)")
     return parser
+
+
+def _service(text: str) -> str:
+    """The whole name of a service, of which the beginning may be left out."""
+    if not re.fullmatch(r"[A-Za-z0-9_-]*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no name of a service\nslipstream nats ls shows them")
+    return f"slipstream-{text}" if text in get_args(Role) else text
+
+
+def _subject(text: str) -> str:
+    if not re.fullmatch(r"[^\s.*>]+(\.[^\s.*>]+)*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no subject to ask: words with dots between them\nFor example: ss.v1.models")
+    return text
 
 
 def server_config(namespace: str, store_dir: str) -> str:
@@ -106,7 +125,7 @@ async def _look(stack: Run, options: argparse.Namespace) -> int:
         for line in narrowed(_ROWS[options.verb](answers), terminal.columns, ("Version",), _NUMBERS):
             terminal.say(line)
     else:
-        terminal.say(f"{terminal.mark('warning')} no service answers")
+        terminal.say(f"{terminal.mark('warning')} no service {f'called {options.service} ' if options.service else ''}answers")
     return 0 if answers else 1
 
 

@@ -17,7 +17,7 @@ from services.console.fleet_view import read_leases, read_loads, visit
 from services.console.pages import read_pages
 from services.console.run_folder import add_run_flags, find_run, state_dir
 from services.console.terminal import Terminal, age_text, clip, share_text, size_text, table
-from services.console.usage import Parser, UsageFault
+from services.console.usage import Parser, number
 
 _HOME, _CLEAR_LINE, _CLEAR_BELOW, _HIDE, _SHOW = "\x1b[H", "\x1b[K", "\x1b[J", "\x1b[?25l", "\x1b[?25h"
 _WHOLE = "\x1b[2J"
@@ -31,13 +31,11 @@ def run(argv: Sequence[str]) -> int:
     parser = Parser(
         prog="slipstream top", description="The running stack, live: workers, queues, tiers, hit rates, latencies. Ctrl-C ends it."
     )
-    parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="between two looks (default 1)")
+    parser.add_argument("--interval", type=number(0.1, 3600), default=1.0, metavar="S", help="between two looks (default 1)")
     parser.add_argument("--once", action="store_true", help="one screen, after one interval")
     parser.add_argument("--json", action="store_true", help="an object a look, a line each, for scripts")
     add_run_flags(parser)
     options = parser.parse_args(argv)
-    if not 0.1 <= options.interval <= 3600:
-        raise UsageFault("from 0.1 to 3600 seconds", flag="--interval")
     with contextlib.suppress(KeyboardInterrupt):  # how it is meant to end
         asyncio.run(_watch(options))
     return 0

@@ -42,7 +42,8 @@ def run(argv: Sequence[str]) -> int:
     folder = _folder(stack)
     terminal = Terminal()
     if options.list:
-        for line in listed(list(read_spans(folder)), terminal.columns):
+        calls = latest_calls(list(read_spans(folder)))
+        for line in [msgspec.json.encode(calls).decode()] if options.json else listed(calls, terminal.columns):
             terminal.say(line)
         return 0
     spans = find_trace(folder, options.id)
@@ -150,9 +151,13 @@ def is_call(span: TraceLine) -> bool:
 _NUMBERS = {"ms": 8, "prompt": 0, "cached": 0, "out": 0, "first ms": 0}
 
 
-def listed(spans: Spans, columns: int, limit: int = 20) -> list[str]:
-    """The latest calls, a line each, newest last."""
-    calls = sorted((span for span in spans if is_call(span)), key=lambda span: span.end_ns)[-limit:]
+def latest_calls(spans: Spans, limit: int = 20) -> Spans:
+    """The root spans of the latest traces, newest last."""
+    return sorted((span for span in spans if is_call(span)), key=lambda span: span.end_ns)[-limit:]
+
+
+def listed(calls: Spans, columns: int) -> list[str]:
+    """A line each."""
     rows: list[Sequence[str]] = [("trace", "at", "call", "ended", *_NUMBERS)]
     for span in calls:
         told = span.attributes

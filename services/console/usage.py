@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
+from collections.abc import Callable
 from typing import NoReturn
 
 from shared.errors import SlipstreamError
@@ -34,3 +36,29 @@ class Parser(argparse.ArgumentParser):
         flag, text = (found[1], found[2]) if found else ("", message)
         cause, _, remedy = text.partition("\n")
         raise UsageFault(cause, flag=flag, remedy=remedy or f"What it takes: {self.prog} --help")
+
+
+def whole_number(least: int, most: int) -> Callable[[str], int]:
+    """The type of a flag that counts something."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or len(text) > 18 or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least:,} to {most:,}")
+        return int(text)
+
+    return parse
+
+
+def number(least: float, most: float) -> Callable[[str], float]:
+    """The type of a flag that measures something. `nan` is no number."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least:g} to {most:,g}")
+        return value
+
+    return parse

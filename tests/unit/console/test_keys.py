@@ -36,3 +36,11 @@ def test_a_key_of_ones_own_is_hashed_from_stdin(
 def test_a_tenant_that_would_break_the_file_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["keys", "new", "--tenant", "a:b"]) == 2
     assert "--tenant" in capsys.readouterr().err
+
+
+def test_no_key_is_not_a_key(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its line would let everybody in who sends an empty one."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n"))
+    assert main(["keys", "hash"]) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and "no key" in told.err

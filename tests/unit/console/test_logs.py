@@ -1,4 +1,5 @@
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,27 @@ def test_merged_by_time_and_a_library_keeps_its_place(folder: Path, capsys: pyte
     assert "a library speaks" in shown[1]
     assert "code=engine_error" in shown[3] and shown[4:] == ["Traceback", "  x"]
     assert not any("\x1b" in one for one in shown)
+
+
+def test_lines_of_nats_server_have_their_time_and_level(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "UTC-3")  # three hours ahead
+    time.tzset()
+    told = [
+        "03:00:03.500000 [WRN] it is slow",
+        "03:00:02.500000 [INF] Server is ready",
+        "03:00:09.000000 [WRN] Plaintext passwords detected, …",
+    ]
+    (folder / "nats.log").write_text("".join(f"[9] 2026/01/01 {line}\n" for line in told))
+    try:
+        shown = logs(folder, capsys, "--level", "info")
+        assert [one.split()[1:3] for one in shown[2:5]] == [["router", "warning"], ["nats", "info"], ["nats", "warning"]]
+        assert shown[4] == "00:00:03.500  nats        warning  it is slow"
+        assert "Plaintext" not in "".join(logs(folder, capsys, "nats", "--level", "warning")), "they lie in a 0600 file"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_a_role_a_level_and_the_last_lines(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,7 +36,9 @@ def test_a_misspelt_command_is_a_usage_error_with_a_hint(capsys: pytest.CaptureF
 
 
 def test_a_command_line_that_cannot_be_understood_is_told_in_a_line_with_its_remedy(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["status", "--nonsense"], ["nats"], ["top", "--interval", "0"], ["logs", "--level", "loud"]):
-        assert main(arguments) == 2
+    for text in ("status --nonsense", "nats", "top --interval 0", "top --interval nan", "logs --level loud", "logs -n -5",
+                 "chat --temperature nan hi", "chat --max-tokens -1 hi", "chat --url http://127.0.0.1:99999 hi", "nats req",
+                 "nats req a..b", "nats req a.*", "nats ls a.b", "nats req a --replies -1", "nats req a --timeout nan"):  # fmt: skip
+        assert main(text.split()) == 2
         told = capsys.readouterr()
         assert told.out == "" and told.err.startswith("✘ ") and len(told.err.splitlines()) <= 2, told.err

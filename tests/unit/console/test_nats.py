@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 from typing import Any
 
@@ -69,3 +70,16 @@ def test_columns_are_those_of_nats_micro(verb: str, row: tuple[str, ...]) -> Non
     rows = command._ROWS[verb](msgspec.json.decode(msgspec.json.encode(ANSWERS)))
     assert rows[1] == row
     assert all(len(each) == len(rows[0]) for each in rows)
+
+
+@pytest.mark.parametrize(
+    ("typed", "asked"), [("decode", "slipstream-decode"), ("slipstream-decode", "slipstream-decode"), ("mine", "mine")]
+)
+def test_a_service_may_be_called_by_its_role(typed: str, asked: str) -> None:
+    assert command._parser().parse_args(["ls", typed]).service == asked
+
+
+def test_the_address_for_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(command, "find_run", lambda *_: make(tmp_path))
+    assert command.run(["url", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"url": "nats://127.0.0.1:4222"}

@@ -8,8 +8,10 @@ import msgspec
 import pytest
 
 from services.console import trace
+from services.console.__main__ import main
+from services.console.run_folder import Run, create_run_folder, write_run
 from services.console.terminal import Terminal
-from services.console.trace import BAR, draw, find_trace, listed, read_names, read_spans
+from services.console.trace import BAR, draw, find_trace, latest_calls, listed, read_names, read_spans
 from shared.telemetry.trace_file import TraceLine
 
 TRACE = "ab" * 16
@@ -109,7 +111,7 @@ def test_spans_of_all_files_are_found_and_half_a_line_is_left_out(tmp_path: Path
 
 def test_the_list_has_a_line_a_call_that_fits() -> None:
     refused = span("chat m", 0, 7, outcome="queue_full", **{"gen_ai.operation.name": "chat"})
-    head, shed, line = listed([CALL, ROUTE, refused], 100)
+    head, shed, line = listed(latest_calls([CALL, ROUTE, refused]), 100)
     assert head.split() == ["trace", "at", "call", "ended", "ms", "prompt", "cached", "out", "first", "ms"]
     assert line.split()[2:] == ["chat", "m", "stop", "100.0", "40", "16", "9", "12.5"]
     assert "queue_full (refused)" in shed
@@ -161,3 +163,13 @@ def test_on_a_narrow_terminal_no_line_is_too_wide_and_nothing_is_lost() -> None:
     words = " ".join(" ".join(lines).split())
     assert all(f"feature_{number}=0.125" in words for number in range(9))
     assert all(f"7 long long long things {number}" in words for number in range(3))
+
+
+def test_the_latest_calls_for_scripts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = create_run_folder(tmp_path)
+    write_run(Run(folder=folder, pid=0, pid_start=0, version="1", namespace="ss", nats_url=""))
+    (folder / "traces").mkdir()
+    (folder / "traces" / "gateway.jsonl").write_bytes(b"".join(msgspec.json.encode(span) + b"\n" for span in (CALL, ROUTE)))
+    assert main(["trace", "--list", "--json", "--state-dir", str(tmp_path)]) == 0
+    [call] = json.loads(capsys.readouterr().out)
+    assert call["trace_id"] == CALL.trace_id
