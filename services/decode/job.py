@@ -40,6 +40,9 @@ class Job:
     def __init__(self, task: DecodeTask, delivery: Delivery, chain: Chain | None, now_s: float) -> None:
         request = task.request
         self.task = task
+        self.request: GenerateRequest = request
+        self.num_prefix_tokens = request.num_tokens
+        """Tokens that were there when the task came: prompt and earlier epochs' output."""
         self.delivery = delivery
         self.chain = chain
         """None: the task is of another model digest and is computed without reuse."""
@@ -68,18 +71,9 @@ class Job:
         self.reason: FinishReason | None = None
 
     @property
-    def request(self) -> GenerateRequest:
-        return self.task.request
-
-    @property
     def num_new_tokens(self) -> int:
         """Output tokens of this epoch."""
-        return self.sequence.num_output_tokens - self.request.num_emitted
-
-    @property
-    def num_prefix_tokens(self) -> int:
-        """Tokens that were there when the task came: prompt and earlier epochs' output."""
-        return self.request.num_tokens
+        return len(self.sequence.token_ids) - self.num_prefix_tokens
 
     @property
     def is_computing_prompt(self) -> bool:
@@ -92,18 +86,21 @@ class Job:
 
     def append(self, sampled: Sampled) -> None:
         self.sequence.token_ids.append(sampled.token_id)
-        if self.request.sampling.num_logprobs >= 0 and sampled.logprob is not None:
+        if sampled.logprob is not None and self.sequence.sampling.num_logprobs >= 0:
             self.logprobs.append(sampled.logprob)
 
     def delta(self, index: int) -> TokenDelta:
         """Output tokens from `index` on (of this epoch at most), as many as a message holds."""
-        num_logprobs, first = self.request.sampling.num_logprobs, self.request.num_emitted
-        limit = min(DELTA_TOKENS, DELTA_LOGPROBS // max(num_logprobs + 1, 1))
-        start = max(index, first)
-        token_ids = self.sequence.token_ids[self.request.num_prompt_tokens + start :][:limit]
-        logprobs = self.logprobs[start - first :][:limit] if num_logprobs >= 0 else None
-        num_cached = self.num_cached_tokens if start == first else None
-        return TokenDelta(self.request.request_id, self.request.epoch, start, token_ids, logprobs, num_cached)
+        request, sequence = self.request, self.sequence
+        start = max(index, request.num_emitted)
+        at, num_logprobs = sequence.num_prompt_tokens + start, sequence.sampling.num_logprobs
+        if num_logprobs < 0:
+            token_ids, logprobs = sequence.token_ids[at : at + DELTA_TOKENS], None
+        else:
+            limit, first = min(DELTA_TOKENS, DELTA_LOGPROBS // (num_logprobs + 1)), start - request.num_emitted
+            token_ids, logprobs = sequence.token_ids[at : at + limit], self.logprobs[first : first + limit]
+        num_cached = self.num_cached_tokens if start == request.num_emitted else None
+        return TokenDelta(request.request_id, request.epoch, start, token_ids, logprobs, num_cached)
 
     def held(self) -> HeldRequest:
         """For Progress."""

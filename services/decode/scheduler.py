@@ -119,15 +119,16 @@ class DecodeScheduler:
         """Running sequences past their prompt, each with a block for its next token. Those without one sit this step out."""
         decoding: list[Job] = []
         for job in list(self.running):
-            if job.state is not State.RUNNING or job.sequence.num_uncomputed_tokens != 1:
+            sequence = job.sequence
+            if job.state is not State.RUNNING or len(sequence.token_ids) - sequence.num_computed_tokens != 1:
                 continue
-            if self._grow(job):
+            if len(sequence.block_table) * self.block_size >= len(sequence.token_ids) or self._grow(job):
                 decoding.append(job)
         return [job for job in decoding if job.state is State.RUNNING]
 
     def _grow(self, job: Job) -> bool:
         sequence = job.sequence
-        while len(sequence.block_table) * self.block_size < sequence.num_tokens:
+        while len(sequence.block_table) * self.block_size < len(sequence.token_ids):
             try:
                 sequence.block_table += self.pool.allocate(1)
             except OutOfBlocks:
@@ -175,25 +176,26 @@ class DecodeScheduler:
             job = self.jobs.get(sequence.key)
             if job is None or job.state is not State.RUNNING or job.sequence is not sequence:
                 continue
-            job.num_computed_prompt_tokens += max(min(job.num_prefix_tokens - sequence.num_computed_tokens, num_tokens), 0)
+            if sequence.num_computed_tokens < job.num_prefix_tokens:
+                job.num_computed_prompt_tokens += min(job.num_prefix_tokens - sequence.num_computed_tokens, num_tokens)
             sequence.num_computed_tokens += num_tokens
             if token is not None:
                 job.append(token)
                 changed.append(job)
-                reason = self._reason_to_stop(job, token.token_id)
-                if reason is not None:
-                    job.reason = reason
-            self._full_blocks += self._cache_full_blocks(job)
+                job.reason = self._reason_to_stop(job, token.token_id) or job.reason
+            if sequence.num_computed_tokens >= (job.num_cached_blocks + 1) * self.block_size:
+                self._full_blocks += self._cache_full_blocks(job)
             if job.reason is not None:
                 self._end(job, job.reason)
         return changed
 
     def _reason_to_stop(self, job: Job, token_id: int) -> FinishReason | None:
-        params = job.request.sampling
+        sequence, params = job.sequence, job.sequence.sampling
         is_end = (token_id in self._eos_token_ids and not params.ignore_eos) or token_id in params.stop_token_ids
-        if is_end and job.sequence.num_output_tokens > params.min_tokens:
+        if is_end and sequence.num_output_tokens > params.min_tokens:
             return "stop"
-        if job.num_new_tokens >= params.max_tokens or job.sequence.num_tokens >= self._max_model_len:
+        num_tokens = len(sequence.token_ids)
+        if num_tokens >= self._max_model_len or num_tokens - job.num_prefix_tokens >= params.max_tokens:
             return "length"
         return None
 

@@ -107,9 +107,8 @@ class SimulatedEngine(Engine):
         self._bytes.fill(0)
 
     def _step_ms(self, batch: Batch) -> float:
-        decoding = [item for item in batch.items if item.num_tokens == 1 and item.sample]
-        num_prompt_tokens = batch.num_tokens - len(decoding)
-        return self._profile.step_ms(num_prompt_tokens, len(decoding), sum(item.sequence.num_tokens for item in decoding))
+        context = [len(sequence.token_ids) for sequence, num_tokens, sample in batch.items if num_tokens == 1 and sample]
+        return self._profile.step_ms(batch.num_tokens - len(context), len(context), sum(context))
 
     def _compute(self, item: BatchItem) -> Sampled | None:
         """Fold the item's tokens into the pool; sample if asked for."""
