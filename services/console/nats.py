@@ -120,6 +120,8 @@ async def _look(stack: Run, options: argparse.Namespace) -> int:
     if options.json:
         for answer in answers:
             terminal.say(msgspec.json.encode(answer).decode())
+    elif answers and options.verb in ("info", "stats") and not any(answer.get("endpoints") for answer in answers):
+        terminal.say(f"{', '.join(sorted({answer['name'] for answer in answers}))}: no endpoints for clients, those of the gateway are")
     elif answers:
         answers.sort(key=lambda answer: (answer["name"], answer["id"]))
         for line in narrowed(_ROWS[options.verb](answers), terminal.columns, ("Version",), _NUMBERS):

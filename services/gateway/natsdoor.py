@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -40,6 +42,16 @@ def endpoints(subjects: Subjects) -> list[Endpoint]:
     return [Endpoint(name, subjects.front_door(name), QUEUE) for name in ("generate", "models")]
 
 
+class _Endpoint(msgspec.Struct):
+    """What `$SRV.STATS` tells of one, from its start on."""
+
+    num_requests: int = 0
+    num_errors: int = 0
+    processing_time: int = 0
+    """Nanoseconds from a call to its last message, of all calls that have ended."""
+    last_error: str = ""
+
+
 class NatsDoor:
     """Gateways share the subjects through a queue group. A task a call."""
 
@@ -54,12 +66,11 @@ class NatsDoor:
         self._subscriptions: list[Subscription] = []
         self._free = asyncio.Semaphore(CONCURRENCY)
         self._calls: set[asyncio.Task[None]] = set()
-        self._num_calls = self._num_refused = 0
-        self._last_refusal = ""
+        self._generate_stats, self._models_stats = _Endpoint(), _Endpoint()
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """For `$SRV.STATS`."""
-        return {"generate": {"num_requests": self._num_calls, "num_errors": self._num_refused, "last_error": self._last_refusal}}
+        return {name: msgspec.structs.asdict(told) for name, told in (("generate", self._generate_stats), ("models", self._models_stats))}
 
     async def start(self) -> None:
         generate = await self._bus.subscribe(self._subjects.front_door("generate"), queue=QUEUE)
@@ -77,13 +88,14 @@ class NatsDoor:
             if not message.reply.startswith(INBOX):
                 self._telemetry.count("nats_refused", reason="no_inbox")
                 continue
-            self._num_calls += 1
+            self._generate_stats.num_requests += 1
             await self._free.acquire()
             task = asyncio.create_task(self._call(message))
             self._calls.add(task)
-            task.add_done_callback(self._over)
+            task.add_done_callback(partial(self._over, time.perf_counter_ns()))
 
-    def _over(self, task: asyncio.Task[None]) -> None:
+    def _over(self, began_ns: int, task: asyncio.Task[None]) -> None:
+        self._generate_stats.processing_time += time.perf_counter_ns() - began_ns
         self._calls.discard(task)
         self._free.release()
 
@@ -127,7 +139,8 @@ class NatsDoor:
 
     async def _refuse(self, inbox: str, error: SlipstreamError, *, is_stream: bool) -> None:
         self._telemetry.count("nats_refused", reason=error.code)
-        self._num_refused, self._last_refusal = self._num_refused + 1, f"{error.status}:{error.code}"
+        self._generate_stats.num_errors += 1
+        self._generate_stats.last_error = f"{error.status}:{error.code}"
         headers = {"Nats-Service-Error": error.message.replace("\r", " ").replace("\n", " "), "Nats-Service-Error-Code": str(error.status)}
         try:
             await self._bus.publish(inbox, msgspec.json.encode(error_body(error)), headers=headers)
@@ -137,7 +150,11 @@ class NatsDoor:
             log.info("an error could not be told to its caller: %s", lost)
 
     async def _models(self, _message: Message) -> bytes:
-        return msgspec.json.encode({"object": "list", "data": self._http.model_list()})
+        began_ns = time.perf_counter_ns()
+        answer = msgspec.json.encode({"object": "list", "data": self._http.model_list()})
+        self._models_stats.num_requests += 1
+        self._models_stats.processing_time += time.perf_counter_ns() - began_ns
+        return answer
 
 
 class _Peek(msgspec.Struct):

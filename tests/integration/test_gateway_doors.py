@@ -23,6 +23,7 @@ from tests.conftest import Buses
 from tests.support.cluster import Cluster
 from tests.support.http import Web
 from tests.support.model_fixture import MODEL
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -105,6 +106,17 @@ async def test_a_call_over_nats_is_answered_whole_or_streamed(cluster: Cluster, 
     assert text == expected["choices"][0]["text"]
     models = await bus.request(cluster.gateway.subjects.front_door("models"), b"", timeout_s=5.0)
     assert msgspec.json.decode(models.payload)["data"][0]["id"] == MODEL
+
+
+async def test_both_endpoints_are_counted_and_timed(cluster: Cluster, make_bus: Buses) -> None:
+    bus, front_door = await make_bus(), cluster.gateway.subjects.front_door
+    await bus.request(front_door("generate"), body(), timeout_s=10.0, headers={"Authorization": "Bearer red-key"})
+    await bus.request(front_door("generate"), body(), timeout_s=10.0)  # no key
+    await bus.request(front_door("models"), b"", timeout_s=10.0)
+    await until(lambda: cluster.gateway.endpoint_stats()["generate"]["processing_time"])
+    generate, models = (cluster.gateway.endpoint_stats()[name] for name in ("generate", "models"))
+    assert (generate["num_requests"], generate["num_errors"], generate["last_error"]) == (2, 1, "401:invalid_api_key")
+    assert (models["num_requests"], models["num_errors"]) == (1, 0) and models["processing_time"]
 
 
 @pytest.mark.parametrize(
