@@ -11,7 +11,7 @@ from shared.kvclient import KvClient
 from shared.telemetry import Telemetry
 
 MAX_WAITING = 2048
-GATHER_S = 0.005
+GATHER_S = 0.02
 """Blocks are gathered for so long: nobody waits for them, and a step's few would cost the store as many messages as all of these."""
 POOL_SHARE = 4
 """At most so many blocks wait, and at most this part of the pool: a slow store must not keep it from sequences. What comes on top is not
