@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 ENQUEUE_S = 5.0
 ATTEMPT_S = 1.0
 RETRY_S = 0.1
+FOLDER_GONE_S = 0.3
+"""nats-server removes a deleted stream's folder behind its answer: one that is made again meanwhile loses it, and can store nothing."""
 
 
 class NatsBus(Bus):
@@ -144,7 +146,10 @@ class NatsBus(Bus):
 
     async def restore(self, stream: str) -> None:
         """Make a wiped stream or bucket again, empty. StreamMissing: it is not one of ours."""
-        await self.add_stream(spec_of_stream(stream))
+        spec = spec_of_stream(stream)
+        if spec.storage == "file":
+            await asyncio.sleep(FOLDER_GONE_S)
+        await self.add_stream(spec)
         self.counts["stream_restored"] += 1
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:

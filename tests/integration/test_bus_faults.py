@@ -340,6 +340,22 @@ async def test_a_deleted_stream_is_made_again_under_load(bus: NatsBus, other: Na
     assert bus.counts["stream_restored"] >= 1
 
 
+async def test_a_stream_on_disk_is_not_made_again_into_the_folder_that_is_being_removed(
+    bus: NatsBus, other: NatsBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nats_bus, "FOLDER_GONE_S", 3600.0)
+    records, leases = (streams.BUCKET_PREFIX + SUBJECTS.bucket(name) for name in ("config", "workers"))
+    for name in (records, leases):
+        await other.jetstream.delete_stream(name)
+    resting = asyncio.create_task(bus.restore(records))
+    await bus.restore(leases)
+    names = await other.jetstream.stream_names()
+    assert leases in names and records not in names
+    resting.cancel()
+    with suppress(asyncio.CancelledError):
+        await resting
+
+
 async def test_looking_does_not_leak(bus: NatsBus) -> None:
     bucket = await bus.bucket(SUBJECTS.bucket("workers"))
     await bucket.entries()
