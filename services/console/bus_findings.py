@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 from services.console.bus_look import BusLook, Index, Stream, StreamConfig
 from services.console.findings import Finding
 from services.console.terminal import age_text, size_text
 from shared.bus.spec import StreamSpec
-from shared.bus.streams import stream_specs
+from shared.bus.streams import BUCKET_PREFIX, stream_specs
 from shared.messages.fleet import WorkerLease
 from shared.messages.subjects import Subjects
 from shared.telemetry.clock import SKEW_S
@@ -65,7 +65,9 @@ def _stream(spec: StreamSpec, stream: Stream | None, offline: str) -> Iterator[F
         )
         return
     if stream is None:
-        yield Finding("failed", f"stream {spec.name} is not there: somebody deleted it", "It is made again at a service's next start")
+        is_read = spec.discard == "new"  # records are made again with the next one, and nobody waits for them
+        remedy = "It is made again within seconds" if is_read else "It is made again with the next record"
+        yield Finding("failed" if is_read else "warning", f"stream {spec.name} is not there: somebody deleted it", remedy)
         return
     config, state = stream.config, stream.state
     yield from other_rules(spec, config)
@@ -97,6 +99,24 @@ def _queues(streams: Sequence[Stream], leases: Sequence[WorkerLease]) -> Iterato
                 )
             elif 0 < limit <= waiting / NEAR:
                 yield Finding("warning", f"{waiting} of at most {limit} tasks wait for {names[instance]}", "Is it stuck? slipstream logs")
+
+
+# -- models ----------------------------------------------------------------------------------------------------------------
+def card_findings(known: Container[str], leases: Sequence[WorkerLease], subjects: Subjects) -> list[Finding]:
+    """Models that workers have and gateways cannot serve. `known`: ids of those with a card in the bucket."""
+    without: dict[str, list[str]] = {}
+    for lease in leases:
+        if lease.role == "decode" and lease.state == "ready" and lease.model and lease.model not in known:
+            without.setdefault(lease.model, []).append(lease.name)
+    bucket = BUCKET_PREFIX + subjects.bucket("config")
+    return [
+        Finding(
+            "failed",
+            f"model {model} of {', '.join(names)} has no card in {bucket}: gateways that start now do not serve it",
+            f"Workers put it back within seconds; if not, NATS cannot store it (slipstream logs nats):\n  nats stream rm {bucket}",
+        )
+        for model, names in without.items()
+    ]
 
 
 # -- indexes ---------------------------------------------------------------------------------------------------------------

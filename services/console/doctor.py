@@ -10,11 +10,11 @@ from pathlib import Path
 
 import msgspec
 
-from services.console.bus_findings import bus_findings
+from services.console.bus_findings import bus_findings, card_findings
 from services.console.bus_look import BusLook, look_at_bus
 from services.console.cache_findings import cache_findings
 from services.console.findings import Finding, show, stack_findings, where
-from services.console.fleet_view import read_leases, visit
+from services.console.fleet_view import read_leases, read_model_names, visit
 from services.console.last_start import failed_start_findings
 from services.console.machine_findings import container_findings, environment_findings
 from services.console.pages import Pages, read_pages
@@ -73,13 +73,14 @@ def examine(root: Path, parts: Sequence[str], wanted: str = "") -> dict[str, lis
         remedies = ("docker compose ps -a", f"{logs_command()} setup nats") if logs_command() else (error.remedy, "slipstream logs nats")
         silent = Finding("failed", f"the stack cannot be asked: {error.message.rstrip(': ')}", "\n".join(filter(None, remedies)))
         return findings | {part: [silent, *(_without_nats(stack) if part == "stack" else [])] for part in asked}
-    leases, pages, told = looked
+    leases, pages, told, models = looked
     if "stack" in asked:
         findings["stack"] = [
             *stack_findings(stack, leases, pages),
             *_without_nats(stack),
             *silent_findings(stack, leases),
             *bus_findings(told, leases, Subjects(stack.namespace)),
+            *card_findings(models, leases, Subjects(stack.namespace)),
         ]
     if "cache" in asked:
         looked_at = [] if "stack" in asked else [Finding("done", where(stack))]
@@ -93,8 +94,9 @@ def _without_nats(stack: Run) -> list[Finding]:
     return [*noted, *process_findings(stack)]
 
 
-async def _look(stack: Run) -> tuple[list[WorkerLease], Pages, BusLook]:
+async def _look(stack: Run) -> tuple[list[WorkerLease], Pages, BusLook, dict[str, str]]:
+    """Who is there, what they count, what NATS tells, and the models with a card."""
     async with visit(stack) as (bus, subjects):
         leases = await read_leases(bus, subjects)
-        pages, told = await asyncio.gather(read_pages(leases), look_at_bus(bus, subjects, leases))
-    return leases, pages, told
+        pages, told, models = await asyncio.gather(read_pages(leases), look_at_bus(bus, subjects, leases), read_model_names(bus, subjects))
+    return leases, pages, told, models

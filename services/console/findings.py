@@ -49,7 +49,8 @@ def stack_findings(stack: Run, leases: list[WorkerLease], pages: Pages) -> list[
     # Those of other machines and of guests have leases alone; our own children are known without one.
     names = {lease.name for lease in leases} | ({*stack.services, *stack.away} - {"nats"})
     state: State = "done" if len(ready) == len(names) else "warning"
-    found = [Finding(state, f"{where(stack)}: {len(ready)} of {len(names)} processes are ready", "" if state == "done" else "see below")]
+    others = ", ".join(sorted(names - {lease.name for lease in ready}))
+    found = [Finding(state, f"{where(stack)}: {len(ready)} of {len(names)} processes are ready{f', not {others}' if others else ''}")]
     roles = {lease.role for lease in ready}
     found += [
         Finding("failed", f"no {role} is ready: {means}", "slipstream logs " + role) for role, means in NEEDED.items() if role not in roles
@@ -90,7 +91,7 @@ _SIGNS: tuple[tuple[str, dict[str, str], str, str], ...] = (
     (
         "slipstream_bus_events_total",
         {"event": "stream_restored"},
-        "streams were made again {:.0f} times: somebody wipes them",
+        "streams were made again {:.0f} times: somebody deleted them, or NATS began anew (most live in its memory)",
         "slipstream logs nats",
     ),
     (

@@ -9,11 +9,13 @@ from pathlib import Path
 import msgspec
 
 from services.console.findings import Finding
-from services.console.run_folder import Run, process_start
+from services.console.run_folder import Run, process_age_s, process_start
 from shared.bus.permissions import USERS
 from shared.messages.fleet import WorkerLease
 
 TAIL_BYTES = 64 * 2**10
+STARTING_S = 10.0
+"""Until then a process may be loading its libraries."""
 LAST_LINES = 20
 """A complaint further back is of an earlier trouble."""
 
@@ -35,18 +37,21 @@ def process_findings(stack: Run) -> list[Finding]:
 
 
 def silent_findings(stack: Run, leases: Sequence[WorkerLease]) -> list[Finding]:
-    """Processes that live and have let their lease expire (3 s): to all others they are dead, and their work has been moved."""
+    """Processes that live without a lease (it lasts 3 s): to all others they are dead, and their work has been moved."""
     leased = {lease.name for lease in leases} | {"nats"}
     silent = {name: pid for name, pid in stack.services.items() if name not in leased and process_start(pid) is not None}
-    return [
-        Finding(
-            "failed",
-            f"{name} runs (pid {pid}), but its lease has expired: it stands still, is cut off from NATS, or is just starting{why}",
-            "\n".join(filter(None, (remedy, f"slipstream logs {name}    and, if it hangs: kill {pid} (it is started again)"))),
-        )
-        for name, pid in sorted(silent.items())
-        for why, remedy in (_why(stack, name),)
-    ]
+    return [_silent(stack, name, pid) for name, pid in sorted(silent.items())]
+
+
+def _silent(stack: Run, name: str, pid: int) -> Finding:
+    why, remedy = _why(stack, name)
+    age_s = process_age_s(pid)
+    if not why and age_s < STARTING_S:
+        return Finding("warning", f"{name} was started {age_s:.0f} s ago and is not there yet", f"slipstream logs {name}")
+    cause = f"{name} runs (pid {pid}), but its lease has expired: it stands still or is cut off from NATS{why}"
+    return Finding(
+        "failed", cause, "\n".join(filter(None, (remedy, f"slipstream logs {name}    and, if it hangs: kill {pid} (it is started again)")))
+    )
 
 
 def last_complaint(log: Path) -> Complaint | None:

@@ -224,6 +224,14 @@ def process_start(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[19])
 
 
+def process_age_s(pid: int) -> float:
+    """Seconds since a process was started; 0 if it is gone."""
+    started = process_start(pid)
+    if started is None:
+        return 0.0
+    return max(float(Path("/proc/uptime").read_text().split()[0]) - started / os.sysconf("SC_CLK_TCK"), 0.0)
+
+
 def remove_stale_arenas(parent: Path, root: Path) -> None:
     """Delete arenas on tmpfs whose run died without cleaning up: they would hold memory until the next boot."""
     kept = {run.kv_dir for run in live_runs(root)}

@@ -4,7 +4,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.console.bus_findings import bus_findings, clock_findings
+from services.console.bus_findings import bus_findings, card_findings, clock_findings
 from services.console.bus_look import BusLook, Stream, StreamConfig, StreamState
 from services.console.findings import Finding
 from shared.bus.streams import MAX_TASKS_PER_WORKER, stream_specs
@@ -73,6 +73,22 @@ def test_a_stream_that_is_gone_or_of_another_version() -> None:
     old = msgspec.structs.replace(old, config=msgspec.structs.replace(old.config, storage="file"))
     [other] = find(streams | {"SS_DECODE": old})
     assert other.state == "failed" and "other rules" in other.text and "file" in other.text
+
+
+def test_records_that_are_gone_are_missed_by_nobody() -> None:
+    streams = sound()
+    del streams["SS_DEAD"]
+    [gone] = find(streams)
+    assert gone.state == "warning" and "SS_DEAD is not there" in gone.text and gone.remedy
+
+
+def test_a_model_that_gateways_cannot_serve() -> None:
+    leases = [msgspec.structs.replace(DECODE, name=f"decode-{number}", model=model) for number, model in enumerate("aab")]
+    [found] = card_findings({"b": "known"}, [*leases, STORE], SUBJECTS)
+    assert found.state == "failed" and "model a of decode-0, decode-1 has no card in KV_ss_config" in found.text
+    assert "nats stream rm KV_ss_config" in found.remedy
+    assert card_findings({"a": "", "b": ""}, leases, SUBJECTS) == []
+    assert card_findings({}, [msgspec.structs.replace(leases[0], state="starting")], SUBJECTS) == [], "it writes its card when it is ready"
 
 
 def test_a_stream_that_this_nats_cannot_serve_says_why() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from services.console import process_findings as process_findings_module
 from services.console.findings import Finding
 from services.console.process_findings import LAST_LINES, last_complaint, process_findings, silent_findings
 from services.console.run_folder import Run, process_start
@@ -72,6 +73,16 @@ def test_a_process_that_stands_still_is_named_with_why_if_it_said_so(tmp_path: P
     [found] = silent_findings(stack(tmp_path, nats=PID, router=PID, decode=PID), leases)
     assert found.text.startswith(f"decode runs (pid {PID}), but its lease has expired") and found.text.endswith(": cannot reach NATS")
     assert "start nats-server" in found.remedy and f"kill {PID}" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("age_s", "state"), [(process_findings_module.STARTING_S - 1, "warning"), (process_findings_module.STARTING_S, "failed")]
+)
+def test_one_that_has_just_been_started_is_given_time(tmp_path: Path, age_s: float, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_findings_module, "process_age_s", lambda _: age_s)
+    [found] = silent_findings(stack(tmp_path, decode=PID), [])
+    assert found.state == state and found.remedy.startswith("slipstream logs decode")
+    assert ("9 s ago" in found.text) == (state == "warning")
 
 
 @pytest.mark.parametrize(

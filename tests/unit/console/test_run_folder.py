@@ -15,6 +15,7 @@ from services.console.run_folder import (
     find_run_or_last,
     guests_of,
     live_runs,
+    process_age_s,
     process_start,
     read_run,
     remove_stale_arenas,
@@ -156,3 +157,13 @@ def test_in_a_container_the_environment_names_the_stack(tmp_path: Path, monkeypa
     run = find_run(tmp_path)
     assert (run.nats_url, run.nats_user, run.nats_password_file) == ("nats://nats:4222", "console", Path("/s/p"))
     assert (run.nats_client_user, run.nats_client_password_file, run.state) == ("client", Path("/s/c"), "ready")
+
+
+def test_the_age_of_a_process() -> None:
+    """This one is younger than the machine, and older than a process that it starts."""
+    with subprocess.Popen(["sleep", "60"]) as child:
+        try:
+            assert 0 <= process_age_s(child.pid) <= process_age_s(os.getpid()) <= process_age_s(1)
+        finally:
+            child.kill()
+    assert process_age_s(2**22 + 1) == 0
