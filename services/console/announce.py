@@ -29,16 +29,18 @@ def header(options: UpOptions) -> str:
     return " · ".join(parts)
 
 
-def ready_block(run: Run, elapsed_s: float, flags: str = "") -> str:
-    """The last thing printed: addresses, and lines to copy. `flags` lead other commands to this run, where they would not find it."""
+def ready_block(run: Run, elapsed_s: float, flags: str = "", keys: Path | None = None) -> str:
+    """The last thing printed: addresses, and lines to copy. `flags` lead other commands to this run, where they would not find it;
+    `keys`: who asks needs one of that file."""
     lines = [f"Ready in {elapsed_s:.1f} s", ""]
     if run.http_url:
-        lines.append(f"  OpenAI API   {run.http_url}/v1")
+        lines.append(f"  OpenAI API   {run.http_url}/v1" + (f"    with a key of {home_text(keys)}" if keys else ""))
     lines.append(f"  NATS         {without_login(run.nats_url)}    with a user: slipstream nats url{flags}")
     lines.append(f"  Logs         {home_text(run.folder)}/")
     lines.append("")
     if run.http_url:
-        lines.append(f'  Try          slipstream chat{flags} "What is the capital of France?"')
+        key = "SS_API_KEY=… " if keys else ""
+        lines.append(f'  Try          {key}slipstream chat{flags} "What is the capital of France?"')
     lines.append(f"  Watch        slipstream top{flags}")
     lines.append(f"  Stop         Ctrl-C (drains), or: slipstream down{flags}")
     return "\n".join(lines)

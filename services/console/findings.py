@@ -66,7 +66,7 @@ def stack_findings(stack: Run, leases: list[WorkerLease], pages: Pages) -> list[
     for name, labels, text, remedy in _SIGNS:
         number = everything.total(name, **labels)
         if number:
-            found.append(Finding("warning", text.format(number), remedy))
+            found.append(Finding("warning", text.format(number).replace(" 1 times", " once"), remedy))
     snapshots = everything.by("slipstream_router_snapshots_total", "outcome")
     failed = sum(number for outcome, number in snapshots.items() if outcome not in ("exact", "gap"))
     if failed:

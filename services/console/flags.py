@@ -50,6 +50,11 @@ VARIABLES = {
 """What counts where a flag is not given, if it is set."""
 
 
+def is_typed(flag: str, argv: Sequence[str]) -> bool:
+    """Whether `flag` stands on the command line; its beginning is enough."""
+    return any(word.startswith("--") and len(word) > 2 and flag.startswith(word.partition("=")[0]) for word in argv)
+
+
 def up_parser() -> Parser:
     """Of all flags of `up`."""
     parser = Parser(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from services.console.flags import ENGINE, VARIABLES, Device, Dtype, up_parser
+from services.console.flags import ENGINE, VARIABLES, Device, Dtype, is_typed, up_parser
 from services.console.usage import UsageFault
 from services.console.warm import read_requests
 from services.gateway.auth import Keys, check_exposure, read_keys
@@ -102,9 +102,8 @@ def parse_options(argv: Sequence[str]) -> UpOptions:
 
 def _source(flag: str, argv: Sequence[str]) -> str:
     """Where a value comes from, as whoever gave it knows it: `flag` itself, or the variable that stands for it."""
-    is_typed = any(word.startswith("--") and flag.startswith(word.partition("=")[0]) for word in argv)
     variable = VARIABLES.get(flag, "")
-    return variable if variable in os.environ and not is_typed else flag
+    return variable if variable in os.environ and not is_typed(flag, argv) else flag
 
 
 def _check_numbers(options: UpOptions, argv: Sequence[str]) -> None:

@@ -111,7 +111,7 @@ class Up:
                 await self._warm(options.warm, self._run.http_url)
         self._board.close()
         flags = f" --state-dir {shlex.quote(str(options.state_dir))}" if options.state_dir else ""
-        self._terminal.say("\n" + ready_block(self._run, self._board.elapsed_s, flags))
+        self._terminal.say("\n" + ready_block(self._run, self._board.elapsed_s, flags, options.keys))
         self._update(state="ready")
         forget_failed_start(root)
 

@@ -197,7 +197,7 @@ def test_logs_are_merged_by_time_and_cut(stack: LocalStack, capsys: Told) -> Non
 
 def test_settings_say_where_they_come_from(stack: LocalStack, capsys: Told) -> None:
     settings = {one["variable"]: one for one in as_json(stack, capsys, "config", "decode-0")}
-    assert settings["SS_DEVICE"] == {"variable": "SS_DEVICE", "value": "sim", "default": "cpu", "origin": "flag"}
+    assert settings["SS_DEVICE"] == {"variable": "SS_DEVICE", "value": "sim", "default": "cpu", "origin": "--device"}
     assert settings["SS_MAX_NUM_SEQS"]["origin"] == "default"
     assert "password" not in (settings["SS_NATS_PASSWORD_FILE"]["value"] or "").split("/")[-1]
     code, told = run(stack, capsys, "config", "nobody")

@@ -6,7 +6,7 @@ import pytest
 
 from services.console.__main__ import main
 from services.console.announce import ready_block
-from services.console.config import environment_of, masked, read_environ, settings_of
+from services.console.config import masked, read_environ, settings_of, source_of
 from services.console.run_folder import Run, create_run_folder, process_start, write_run
 
 
@@ -38,7 +38,7 @@ def test_no_login_reaches_the_screen(capsys: pytest.CaptureFixture[str], tmp_pat
 def test_origins_of_a_running_process_are_told_by_the_one_that_started_it(tmp_path: Path) -> None:
     ours = {"PATH": os.environ["PATH"], "SS_LOG_LEVEL": "debug", "SS_MAX_NUM_SEQS": "4"}
     up = _process(ours)
-    decode = _process(ours | {"SS_MAX_NUM_SEQS": "8", "SS_DEVICE": "sim"})
+    decode = _process(ours | {"SS_MAX_NUM_SEQS": "8", "SS_DEVICE": "sim", "SS_MAX_MODEL_LEN": "99", "SS_KV_FORMAT": "native"})
     try:
         started = process_start(up.pid)
         assert started is not None
@@ -52,12 +52,14 @@ def test_origins_of_a_running_process_are_told_by_the_one_that_started_it(tmp_pa
             services={"decode-0": decode.pid},
         )
         write_run(run)
-        environ, outer, source = environment_of("decode", "decode", tmp_path)
-        assert source == f"as decode-0 runs (pid {decode.pid}) in {run.folder.name}"
-        origins = {one.variable: (one.value, one.origin) for one in settings_of("decode", environ, outer)}
+        source = source_of("decode", "decode", tmp_path)
+        assert source.text == f"as decode-0 runs (pid {decode.pid}) in {run.folder.name}"
+        origins = {one.variable: (one.value, one.origin) for one in settings_of("decode", source._replace(argv=("up", "--max-model=99")))}
         assert origins["SS_LOG_LEVEL"] == ("debug", "environment"), "of up, not of this command"
-        assert origins["SS_MAX_NUM_SEQS"] == ("8", "flag"), "up was told otherwise than its environment says"
-        assert origins["SS_DEVICE"] == ("sim", "flag")
+        assert origins["SS_MAX_NUM_SEQS"] == ("8", "up"), "it decided otherwise than its environment says"
+        assert origins["SS_DEVICE"] == ("sim", "up")
+        assert origins["SS_MAX_MODEL_LEN"] == ("99", "--max-model-len"), "its beginning was typed"
+        assert origins["SS_KV_FORMAT"] == ("native", "default"), "up hands it on as it is"
         assert origins["SS_DTYPE"][1] == "default"
     finally:
         for process in (up, decode):
@@ -84,3 +86,10 @@ def test_the_ready_block_shows_no_login(tmp_path: Path) -> None:
     assert "hunter2" not in ready_block(run, 1.0)
     lines = ready_block(run, 1.0, " --state-dir '/a b'")
     assert "slipstream top --state-dir '/a b'\n" in lines and "slipstream down --state-dir '/a b'" in lines
+
+
+def test_the_ready_block_says_that_a_key_is_needed(tmp_path: Path) -> None:
+    run = Run(folder=tmp_path, pid=1, pid_start=1, version="1", namespace="ss", nats_url="", http_url="http://127.0.0.1:8000")
+    assert "key" not in ready_block(run, 1.0).lower()
+    lines = ready_block(run, 1.0, keys=Path("/etc/keys"))
+    assert "http://127.0.0.1:8000/v1    with a key of /etc/keys" in lines and "SS_API_KEY=… slipstream chat" in lines

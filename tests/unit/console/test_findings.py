@@ -76,6 +76,11 @@ def test_a_process_without_a_lease_is_counted() -> None:
     assert found[0].state == "warning" and found[0].text.endswith("5 of 6 processes are ready, not router")
 
 
+def test_what_happened_once_is_told_so() -> None:
+    found = stack_findings(stack(), leases(*ROLES), pages("slipstream_leases_lost_total 1\n"))
+    assert found[1].text.startswith("processes lost their own lease once:")
+
+
 @pytest.mark.parametrize("sign", findings._SIGNS, ids=lambda sign: sign[0])
 def test_a_counter_that_should_be_zero(sign: tuple[str, dict[str, str], str, str]) -> None:
     name, labels, text, remedy = sign
