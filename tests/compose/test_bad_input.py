@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.compose import Compose, OtherCompose, ask
+from tests.support.compose import ROOT, Compose, OtherCompose, ask
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(900)]
 
@@ -48,6 +49,31 @@ def test_the_consoles_own_secret(other: OtherCompose) -> None:
     assert finding["state"] == "failed" and "docker compose logs setup" in finding["remedy"]
 
 
+def test_a_secret_of_somebody_else_stops_the_start_with_its_path(other: OtherCompose) -> None:
+    other.run("up", "-d", "--no-build", "--wait", "nats")
+    other.run("down")
+    folder = other.volume("secret-router")
+    for path in (folder, folder / "password"):
+        shutil.chown(path, 0, 0)
+    assert other.run("up", "-d", "--no-build", "--wait", "nats", check=False).returncode != 0
+    logs = other.run("logs", "--no-color", "setup").stdout
+    assert "/secrets/router/password: Permission denied; it must belong to uid 10001" in logs and "Traceback" not in logs
+    assert "docker compose logs setup nats" in found(other, "the stack cannot be asked")["remedy"]
+
+
+def test_a_key_file_that_the_gateway_may_not_read(other: OtherCompose, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.touch(0o600)
+    override = tmp_path / "keys.yml"
+    override.write_text(
+        f"services: {{ gateway: {{ environment: {{ SS_OPEN: '0', SS_KEYS_FILE: /keys }}, volumes: ['{keys}:/keys:ro'] }} }}"
+    )
+    other.run("up", "-d", "--no-build", "--wait", "nats")
+    done = other.run("-f", "docker-compose.yml", "-f", str(override), "run", "--rm", "--no-deps", "gateway", check=False)
+    told = done.stdout + done.stderr
+    assert done.returncode in (2, 3) and "/keys" in told and "Traceback" not in told
+
+
 # -- ports --------------------------------------------------------------------------------------------------------------
 def test_a_port_that_is_taken_is_named(compose: Compose, other: OtherCompose) -> None:
     done = other.run("up", "-d", "--no-build", check=False, SS_HTTP_PORT=str(compose.http_port))
@@ -55,6 +81,13 @@ def test_a_port_that_is_taken_is_named(compose: Compose, other: OtherCompose) ->
     assert f"127.0.0.1:{compose.http_port}" in done.stderr
     other.run("up", "-d", "--no-build", "--wait", "nats")
     assert found(other, "no gateway is ready")["state"] == "failed"
+
+
+def test_the_port_of_nats_that_is_taken_is_named(compose: Compose, other: OtherCompose) -> None:
+    done = other.run("up", "-d", "--no-build", check=False, SS_NATS_PORT=str(compose.nats_port))
+    assert done.returncode != 0
+    assert f"127.0.0.1:{compose.nats_port}" in done.stderr
+    assert "docker compose ps -a" in found(other, "the stack cannot be asked")["remedy"]
 
 
 # -- volumes ------------------------------------------------------------------------------------------------------------
@@ -137,6 +170,21 @@ def test_garbage_in_natss_data_is_told_and_the_stack_answers(other: OtherCompose
     assert asyncio.run(ask(other, 4)).is_ok
     assert found(other, "stream SS_USAGE were damaged")["state"] == "warning"
     assert [one["text"] for one in other.findings("stack") if one["state"] == "failed"] == []
+
+
+# -- clocks -------------------------------------------------------------------------------------------------------------
+def test_a_worker_whose_clock_is_ahead_loses_no_request_and_says_so(other: OtherCompose, tmp_path: Path) -> None:
+    library, override = tmp_path / "skewed_clock.so", tmp_path / "clock.yml"
+    subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", library, ROOT / "tests/support/skewed_clock.c"], check=True)
+    command = "[env, LD_PRELOAD=/skewed_clock.so, SKEW_S=40, slipstream-service, decode]"
+    override.write_text(f"services: {{ decode: {{ command: {command}, volumes: ['{library}:/skewed_clock.so:ro'] }} }}")
+    files = ("-f", "docker-compose.yml", "-f", str(override))
+    other.run(*files, "up", "-d", "--no-build", "--wait", "--scale", "decode=1")
+    answer = asyncio.run(ask(other, 4))
+    assert answer.is_ok, answer.error
+    finding = found(other, "the clock of decode-")
+    assert finding["text"].endswith("s ahead of this machine's") and "chronyc" in finding["remedy"]
+    assert "this machine's clock is 40 s ahead of that of" in other.run("logs", "--no-color", "decode").stdout  # as it was asked
 
 
 # -- a collector that hangs ---------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -48,3 +49,21 @@ def test_every_profile_is_well_formed_and_what_it_mounts_is_there(compose: Compo
     assert {port["host_ip"] for port in published} == {"127.0.0.1"}
     for name, service in config["services"].items():
         assert service.get("image", "").rpartition(":")[2] != "latest" and service["mem_limit"] and service["cpus"], name
+
+
+def test_what_watches_is_pointed_at_services_that_there_are(compose: Compose) -> None:
+    """Prometheus at all that have metrics, services at the Collector, the Collector at Tempo, Grafana at Prometheus and Tempo."""
+    files = ("--env-file", ".env", "--env-file", "infra/otel/obs.env")
+    services = json.loads(compose.run(*files, "config", "--format", "json", COMPOSE_PROFILES="cpu,gpu,obs").stdout)["services"]
+    infra = ROOT / "infra"
+    [names] = re.findall(r"names: \[(.*)\]", (infra / "prometheus/prometheus.yml").read_text())
+    with_metrics = {name for name, service in services.items() if "SS_METRICS_PORT" in (service.get("environment") or {})}
+    assert set(names.split(", ")) == with_metrics
+    endpoints = {(service.get("environment") or {}).get("OTEL_EXPORTER_OTLP_ENDPOINT") for service in services.values()} - {None}
+    assert endpoints == {"http://collector:4318"}
+    collector, tempo = ((infra / "otel" / name).read_text() for name in ("collector.yaml", "tempo.yaml"))
+    assert "endpoint: 0.0.0.0:4318" in collector and "endpoint: tempo:4317" in collector
+    assert "endpoint: 0.0.0.0:4317" in tempo and "http_listen_port: 3200" in tempo
+    sources = (infra / "grafana/provisioning/datasources/slipstream.yaml").read_text()
+    assert set(re.findall(r"http://([a-z]+:\d+)", sources)) == {"prometheus:9090", "tempo:3200"}
+    assert all("bus" in services[name]["networks"] for name in ("collector", "tempo", "prometheus", "grafana"))
