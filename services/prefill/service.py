@@ -92,7 +92,8 @@ class PrefillService(WorkerService[Job, PrefillTask]):
                 job.beside = self.spawn(self._load_prefix(job), "load")
                 job.beside.add_done_callback(partial(self._load_ended, job))
             else:
-                self._loaded(job)
+                self._keep_cached(job)
+                self._ready.append(job)
         for job, start, end in self.scheduler.catch_up(self._ready):
             self.telemetry.count("prefill_cached_tokens", (end - start) * self.scheduler.block_size)
             self._store(job, start, end)
@@ -152,19 +153,19 @@ class PrefillService(WorkerService[Job, PrefillTask]):
         if result.reason == "store_absent":  # nobody could find what is computed here
             self.telemetry.count("prefill_store_faults", reason=result.reason)
             job.compute_no_more()
+        else:
+            self._keep_cached(job)
 
     def _load_ended(self, job: Job, task: asyncio.Task[None]) -> None:
         """Also if it was broken off: nothing is copied into the job's blocks any more."""
         job.beside = None
-        self._loaded(job)
+        self._ready.append(job)
         self.wake.set()
 
-    def _loaded(self, job: Job) -> None:
-        """The job may compute. Blocks found in the pool are given to the store too: it may have evicted them, and the decode worker needs
-        them there."""
-        self._ready.append(job)
+    def _keep_cached(self, job: Job) -> None:
+        """Blocks found in the pool are given to the store too: it may have evicted them, and the decode worker needs them there."""
         self.telemetry.count("prefill_cached_tokens", job.num_cached_tokens)
-        if job.num_cached_tokens and not job.is_cancelled:
+        if job.num_cached_tokens:
             self._store(job, 0, job.num_cached_tokens // self.scheduler.block_size)
 
     def _store(self, job: Job, start: int, end: int) -> None:
