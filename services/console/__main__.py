@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib.metadata import version
 
-from services.console.usage import Parser
+from services.console.usage import Parser, check_text
 from shared.errors import SlipstreamError
 
 COMMANDS = {
@@ -39,10 +39,11 @@ EXIT_INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    for stream in (sys.stdout, sys.stderr):
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     try:
+        check_text(arguments)
         if not arguments or arguments[0] not in COMMANDS:
             return _root(arguments)
         command = importlib.import_module(f"services.console.{arguments[0]}")

@@ -171,8 +171,10 @@ def _order(conversation: Conversation, text: str) -> str:
             return _set(conversation, rest)
         case "/stats":
             return conversation.stats.line()
-        case _:
+        case "/help":
             return _HELP
+        case _:
+            return f"no {verb} here: {_HELP}"
 
 
 def _set(conversation: Conversation, rest: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import re
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -34,6 +35,8 @@ class Endpoint:
 
     def __init__(self, url: str, api_key: str = "", timeout_s: float = 120.0) -> None:
         self.host, self.port = _address(url)
+        if not re.fullmatch(r"[ -~]*", api_key):
+            raise ConfigError("SS_API_KEY", "•••", "holds characters that no key has", remedy="Make a key: slipstream keys new")
         self._headers = {"content-type": "application/json", **({"authorization": f"Bearer {api_key}"} if api_key else {})}
         self._timeout_s = timeout_s
 
@@ -92,12 +95,13 @@ class Endpoint:
 def _address(url: str) -> tuple[str, int]:
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
-        host, port = (parts.hostname if parts.scheme == "http" else None), parts.port or 80
+        host, port = (parts.hostname if parts.scheme == "http" else None), 80 if parts.port is None else parts.port
     except ValueError:  # a port beyond 65535, an unclosed bracket
         host, port = None, 0
-    if not host:
-        raise ConfigError("--url", url, "not an http:// address", remedy=f"For example: --url {DEFAULT_URL}")
-    return host, port
+    with contextlib.suppress(UnicodeError):
+        if host and port and not re.search(r"\s", host) and host.encode("idna"):
+            return host, port
+    raise ConfigError("--url", url, "not an http:// address", remedy=f"For example: --url {DEFAULT_URL}")
 
 
 def find_endpoint(

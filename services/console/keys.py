@@ -25,8 +25,11 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError("--tenant", options.tenant, "1 to 64 of A-Z a-z 0-9 . _ -")
     if options.verb == "hash":
         key = getpass.getpass("key: ") if sys.stdin.isatty() else sys.stdin.readline()
-        if not key.strip():
-            raise UsageFault("no key came from stdin", remedy="For example: slipstream keys hash < FILE")
+        if not re.fullmatch(r"[ -~]+", key.strip()):
+            raise UsageFault(
+                "no key came from stdin: of characters that a header can hold",
+                remedy="For example: slipstream keys hash < FILE",
+            )
         sys.stdout.write(key_line(options.tenant, key) + "\n")
         return 0
     return _new(options.tenant, options.file)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 from pathlib import Path
@@ -33,11 +34,12 @@ def check_port(host: str, port: int, *, flag: str) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            if error.errno == 98:
+            if error.errno == errno.EADDRINUSE:
                 holder = port_holder(port)
                 cause = f"{host}:{port} is in use" + (f" by {holder}" if holder else "")
                 raise EnvironmentFault(cause, remedy=f"Use another: slipstream up {flag} {port + 1}") from error
-            raise EnvironmentFault(f"{host}:{port} cannot be bound: {error.strerror}", remedy=f"Use another: {flag} PORT") from error
+            remedy = f"Use another: {flag} PORT" if error.errno == errno.EACCES else "Name an address of this machine: --host ADDRESS"
+            raise EnvironmentFault(f"{host}:{port} cannot be bound: {error.strerror}", remedy=remedy) from error
 
 
 def free_port(host: str) -> int:
@@ -134,6 +136,8 @@ async def _ask(host: str, port: int) -> ServerInfo:
         raise EnvironmentFault(f"NATS at {host}:{port} does not answer within {_CONNECT_S:g} s", remedy=remedy) from None
     except socket.gaierror as error:
         raise EnvironmentFault(f"NATS at {host}:{port} cannot be reached: {error.strerror}", remedy=remedy) from error
+    except UnicodeError:  # no name of a machine
+        raise ConfigError("--nats-url", host, "not an address", remedy="For example: --nats-url nats://127.0.0.1:4222") from None
     except OSError as error:  # asyncio writes its own text over the system's
         cause = os.strerror(error.errno) if error.errno else str(error)
         raise EnvironmentFault(f"NATS at {host}:{port} cannot be reached: {cause}", remedy=remedy) from error
@@ -151,10 +155,10 @@ async def _ask(host: str, port: int) -> ServerInfo:
 def _address(url: str) -> tuple[str, int]:
     try:
         parts = urlsplit(url if "://" in url else f"nats://{url}")
-        host, port = parts.hostname if parts.scheme in ("nats", "tls") else None, parts.port or 4222
+        host, port = parts.hostname if parts.scheme in ("nats", "tls") else None, 4222 if parts.port is None else parts.port
     except ValueError:  # a port beyond 65535, an unclosed bracket
         host, port = None, 0
-    if not host:
+    if not host or not port:
         raise ConfigError("--nats-url", without_login(url), "not an address", remedy="For example: --nats-url nats://127.0.0.1:4222")
     return host, port
 

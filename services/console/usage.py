@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 from shared.errors import SlipstreamError
@@ -36,6 +37,16 @@ class Parser(argparse.ArgumentParser):
         flag, text = (found[1], found[2]) if found else ("", message)
         cause, _, remedy = text.partition("\n")
         raise UsageFault(cause, flag=flag, remedy=remedy or f"What it takes: {self.prog} --help")
+
+
+def check_text(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> None:
+    """UsageFault for a word, or a variable of ours, that is not UTF-8: it would fail wherever it is sent or written."""
+    named = [("", word) for word in arguments] + [(name, value) for name, value in environ.items() if name.startswith("SS_")]
+    for name, text in named:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise UsageFault(f"{text!r} is not text in UTF-8", flag=name) from None
 
 
 def whole_number(least: int, most: int) -> Callable[[str], int]:

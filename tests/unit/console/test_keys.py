@@ -38,9 +38,10 @@ def test_a_tenant_that_would_break_the_file_is_refused(capsys: pytest.CaptureFix
     assert "--tenant" in capsys.readouterr().err
 
 
-def test_no_key_is_not_a_key(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its line would let everybody in who sends an empty one."""
-    monkeypatch.setattr(sys, "stdin", io.StringIO("\n"))
+@pytest.mark.parametrize("text", ["", "\n", "clé\n", "\ufffd\n"])
+def test_what_no_client_can_send_is_no_key(text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The line of an empty one would let everybody in who sends none."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
     assert main(["keys", "hash"]) == 2
     told = capsys.readouterr()
     assert told.out == "" and "no key" in told.err

@@ -35,6 +35,12 @@ def test_a_taken_port_names_its_holder_and_another_port(taken_port: int) -> None
     assert caught.value.exit_code == 3
 
 
+def test_an_address_that_is_not_of_this_machine_is_not_the_ports_fault() -> None:
+    with pytest.raises(EnvironmentFault, match="cannot be bound") as caught:
+        check_port("192.0.2.1", 8000, flag="--port")
+    assert "--host" in caught.value.remedy and "--port" not in caught.value.remedy
+
+
 def test_a_free_port_passes() -> None:
     check_port("127.0.0.1", free_port("127.0.0.1"), flag="--port")
 
@@ -122,7 +128,17 @@ async def test_a_line_without_an_end_is_not_nats() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["nats://127.0.0.1:99999", "nats://127.0.0.1:many", "nats://[::1", "http://127.0.0.1:4222", "nats://a:1,", "nats://a:1,nats://"]
+    "url",
+    [
+        "nats://127.0.0.1:99999",
+        "nats://127.0.0.1:many",
+        "nats://[::1",
+        "http://127.0.0.1:4222",
+        "nats://a:1,",
+        "nats://a:1,nats://",
+        "nats://a..b",
+        "nats://a:0",
+    ],
 )
 async def test_what_is_no_address_is_a_setting_that_does_not_fit(url: str) -> None:
     with pytest.raises(ConfigError, match="not an address"):
