@@ -156,12 +156,14 @@ def choose(runs: Sequence[Run], wanted: str = "") -> Run:
 
 
 def find_run_or_last(root: Path, wanted: str = "") -> Run:
-    """As `find_run`; where none lives, the newest that ended. A run that is named may have ended."""
+    """As `find_run`; where none lives, the newest that ended, rather a stack than who joined one. A run that is named may have ended."""
     wanted = wanted or os.environ.get("SS_RUN", "")
     if wanted:
         return _named(_all_runs(root), wanted, f"no run is called {wanted} (looked in {root})")
     runs = [] if live_runs(root) else _all_runs(root)
-    return runs[-1] if runs else find_run(root)
+    if not runs:
+        return find_run(root)
+    return next((run for run in reversed(runs) if not run.joined), runs[-1])
 
 
 def guests_of(host: Run, runs: Iterable[Run]) -> list[Run]:

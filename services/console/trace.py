@@ -48,6 +48,10 @@ def run(argv: Sequence[str]) -> int:
         return 0
     spans = find_trace(folder, options.id)
     if not spans:
+        if options.id == "last":
+            raise SlipstreamError(
+                f"no request has been traced in {folder.parent}", remedy='slipstream chat "What is the capital of France?"'
+            )
         raise SlipstreamError(f"no trace {options.id} in {folder}", remedy="slipstream trace --list shows the latest")
     if options.json:
         sys.stdout.write(msgspec.json.encode(spans).decode() + "\n")

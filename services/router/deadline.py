@@ -19,7 +19,7 @@ def too_late(request: GenerateRequest, waited_s: float, decision: Decision, load
     left_s, needs_s = max(request.deadline_ms / 1000 - waited_s, 0.0), first_token_s(decision, loads)
     if needs_s <= DOUBT * left_s:
         return None
-    what = f"the first token would come in about {needs_s:.1f} s, and the deadline is in {left_s:.1f} s"
+    what = f"the first token would come in about {needs_s * 1e3:.0f} ms, and the deadline is in {left_s * 1e3:.0f} ms"
     return Overloaded(what, retry_after_s=max(needs_s, 1.0))
 
 

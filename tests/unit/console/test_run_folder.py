@@ -101,8 +101,11 @@ def test_a_stack_and_its_guests_are_no_two_stacks(tmp_path: Path) -> None:
 def test_what_ended_is_found_where_nothing_lives_or_by_its_name(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFault, match="no stack is running"):
         find_run_or_last(tmp_path)
+    guest = make(tmp_path, pid_start=1, joined=True)
+    assert find_run_or_last(tmp_path) == guest
     ended, last = make(tmp_path, pid_start=1), make(tmp_path, pid_start=1)
-    assert find_run_or_last(tmp_path) == last
+    make(tmp_path, pid_start=1, joined=True)
+    assert find_run_or_last(tmp_path) == last, "its guests saw no request"
     alive = make(tmp_path)
     assert find_run_or_last(tmp_path) == alive
     assert find_run_or_last(tmp_path, ended.folder.name) == ended

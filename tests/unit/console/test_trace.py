@@ -169,6 +169,8 @@ def test_the_latest_calls_for_scripts(tmp_path: Path, capsys: pytest.CaptureFixt
     folder = create_run_folder(tmp_path)
     write_run(Run(folder=folder, pid=0, pid_start=0, version="1", namespace="ss", nats_url=""))
     (folder / "traces").mkdir()
+    assert main(["trace", "--state-dir", str(tmp_path)]) == 1
+    assert f"no request has been traced in {folder}" in capsys.readouterr().err
     (folder / "traces" / "gateway.jsonl").write_bytes(b"".join(msgspec.json.encode(span) + b"\n" for span in (CALL, ROUTE)))
     assert main(["trace", "--list", "--json", "--state-dir", str(tmp_path)]) == 0
     [call] = json.loads(capsys.readouterr().out)

@@ -54,7 +54,7 @@ def test_only_what_is_late_at_twice_the_rate_is_refused(loads: Loads, deadline_m
     refusal = too_late(make_request(1, list(range(NUM_TOKENS)), deadline_ms=deadline_ms), waited_s, decide(loads), loads)
     assert (refusal is not None) == is_refused
     if refusal is not None:
-        assert "about 2.0 s" in refusal.message and refusal.status == 429 and refusal.retry_after_s == pytest.approx(2.0)
+        assert "about 2000 ms" in refusal.message and refusal.status == 429 and refusal.retry_after_s == pytest.approx(2.0)
 
 
 def test_without_a_measurement_nothing_is_refused(loads: Loads) -> None:
@@ -66,3 +66,9 @@ def test_a_worker_that_is_gone_meanwhile_refuses_nobody(loads: Loads) -> None:
     decision = decide(loads)
     loads.lease(lease(A), False)
     assert too_late(make_request(1, list(range(NUM_TOKENS)), deadline_ms=1), 0.0, decision, loads) is None
+
+
+def test_a_refusal_tells_times_that_are_not_all_0(loads: Loads) -> None:
+    measure(loads, A, 100_000.0)
+    refusal = too_late(make_request(1, list(range(NUM_TOKENS)), deadline_ms=1), 0.0, decide(loads), loads)
+    assert refusal is not None and "about 10 ms, and the deadline is in 1 ms" in refusal.message
