@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from loadtest.local_stack import LocalStack
+from services.console.keys import key_line
 from services.console.options import parse_options
 from tests.support.stack import checked_stack
 
@@ -104,8 +105,9 @@ def test_flags_that_are_shown_exist(command: str, tmp_path: Path, monkeypatch: p
     """`up` with other flags is another stack: that each is understood is enough here, the integration tests start them."""
     words = shlex.split(command, comments=True)
     monkeypatch.chdir(tmp_path)
-    for name in ("model.gguf", "slipstream.creds", "keys"):
+    for name in ("model.gguf", "slipstream.creds"):
         Path(name).touch()
+    Path("keys").write_text(key_line("me", "secret") + "\n")
     Path("requests.jsonl").write_text('{"prompt": "x"}')
     if words[:2] == ["slipstream", "up"]:
         parse_options(words[2:])
