@@ -6,16 +6,18 @@ import asyncio
 import contextlib
 import errno
 import os
+import re
 import socket
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 
-from services.console.terminal import size_text, without_login
+from services.console.terminal import shortened, size_text, without_login
 from shared.errors import ConfigError, EnvironmentFault
 
 _CONNECT_S = 3.0
+_OURS = re.compile(r"services\.gateway|nats-server")
 
 
 class ServerInfo(msgspec.Struct, frozen=True):
@@ -37,7 +39,8 @@ def check_port(host: str, port: int, *, flag: str) -> None:
             if error.errno == errno.EADDRINUSE:
                 holder = port_holder(port)
                 cause = f"{host}:{port} is in use" + (f" by {holder}" if holder else "")
-                raise EnvironmentFault(cause, remedy=f"Use another: slipstream up {flag} {port + 1}") from error
+                ours = "\nOr stop the stack that has it: slipstream down" if _OURS.search(holder) else ""
+                raise EnvironmentFault(cause, remedy=f"Use another: slipstream up {flag} {port + 1}{ours}") from error
             remedy = f"Use another: {flag} PORT" if error.errno == errno.EACCES else "Name an address of this machine: --host ADDRESS"
             raise EnvironmentFault(f"{host}:{port} cannot be bound: {error.strerror}", remedy=remedy) from error
 
@@ -64,7 +67,7 @@ def port_holder(port: int) -> str:
             if target.startswith("socket:[") and target[8:-1] in inodes:
                 pid = descriptor.parts[2]
                 command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-                return f"pid {pid} ({command[:60]})"
+                return f"pid {pid} ({shortened(command, 60)})"
     return ""
 
 

@@ -6,7 +6,7 @@ import argparse
 import os
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -62,6 +62,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     def title(self) -> str:
         """What people call it."""
         return without_login(self.nats_url) if self.is_elsewhere else self.folder.name
+
+    def absent(self, ready: Container[str]) -> list[str]:
+        """Its own processes that are not among `ready`."""
+        return sorted(name for name in {*self.services, *self.away} - {"nats"} if name not in ready)
 
     @property
     def password_dir(self) -> Path:

@@ -28,8 +28,7 @@ def run(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     stack = find_run(state_dir(options.state_dir), options.run)
     leases, loads, models = asyncio.run(_look(stack))
-    ready = {lease.name for lease in leases if lease.state == "ready"}
-    absent = sorted({*stack.services, *stack.away} - ready - {"nats"})
+    absent = stack.absent({lease.name for lease in leases if lease.state == "ready"})
     is_ready = stack.state == "ready" and not absent
     if options.json:
         sys.stdout.write(_json(stack, leases, loads, is_ready) + "\n")

@@ -68,7 +68,8 @@ async def _watch(options: argparse.Namespace) -> None:
                     sys.stdout.write(msgspec.json.encode(figures(before, after)).decode() + "\n")
                     sys.stdout.flush()
                 else:
-                    lines = screen(before, after, stack.http_url, terminal)
+                    absent = stack.absent({lease.name for lease in after.leases if lease.state == "ready"})
+                    lines = screen(before, after, stack.http_url, terminal, absent)
                     terminal.say(_redrawn(lines) if redraws else "\n".join(lines))
                 if options.once:
                     return
@@ -85,8 +86,8 @@ def _redrawn(lines: Sequence[str]) -> str:
     return _HOME + "\n".join(clip(line, columns) + _CLEAR_LINE for line in lines[: rows - 1]) + _CLEAR_BELOW
 
 
-def screen(before: Look, after: Look, http_url: str, terminal: Terminal) -> list[str]:
-    """The figures for people."""
+def screen(before: Look, after: Look, http_url: str, terminal: Terminal, absent: Sequence[str] = ()) -> list[str]:
+    """The figures for people. `absent`: processes that should be there."""
     told = figures(before, after)
     hit = "" if told["hit_rate"] is None else f" · {told['hit_rate']:>4.0%} of them from a cache"
     lines = [
@@ -122,6 +123,8 @@ def screen(before: Look, after: Look, http_url: str, terminal: Terminal) -> list
             )
         )
     lines += ["", *table(rows, _WIDTHS)]
+    if absent:
+        lines.append(f"{terminal.mark('warning')} not ready: {', '.join(absent)}")
     if after.pages.silent:
         lines.append(f"{terminal.mark('warning')} no /metrics from {', '.join(after.pages.silent)}")
     return lines

@@ -127,7 +127,7 @@ def test_a_place_of_the_arena_that_is_somebody_elses(tmp_path: Path, foreign: Pa
 
 
 def test_a_state_folder_that_is_somebody_elses(foreign: Path) -> None:
-    up = console("up", *SIM, "--port", "0", "--state-dir", str(foreign))
+    up = console("up", *SIM, "--port", "0", "--nats-port", "0", "--state-dir", str(foreign))
     assert up.returncode == 3 and f"state folder {foreign}: Permission denied" in up.stdout and "--state-dir" in up.stdout
     [place] = [one for one in findings(foreign, "environment") if one["text"].startswith("runs and logs")]
     assert place["state"] == "failed" and "belongs to uid" in place["text"] and place["remedy"]

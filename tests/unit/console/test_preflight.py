@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from services.console import preflight
 from services.console.preflight import (
     ServerInfo,
     check_jetstream,
@@ -33,6 +34,13 @@ def test_a_taken_port_names_its_holder_and_another_port(taken_port: int) -> None
     assert f"127.0.0.1:{taken_port} is in use by pid {os.getpid()} (" in caught.value.message
     assert caught.value.remedy == f"Use another: slipstream up --port {taken_port + 1}"
     assert caught.value.exit_code == 3
+
+
+def test_a_port_that_a_stack_has_may_be_given_back(taken_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "port_holder", lambda _: "pid 7 (python -P -m services.gateway)")
+    with pytest.raises(EnvironmentFault) as caught:
+        check_port("127.0.0.1", taken_port, flag="--port")
+    assert caught.value.remedy.endswith("\nOr stop the stack that has it: slipstream down")
 
 
 def test_an_address_that_is_not_of_this_machine_is_not_the_ports_fault() -> None:

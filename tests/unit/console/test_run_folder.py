@@ -170,3 +170,8 @@ def test_the_age_of_a_process() -> None:
         finally:
             child.kill()
     assert process_age_s(2**22 + 1) == 0
+
+
+def test_which_of_its_processes_are_not_ready(tmp_path: Path) -> None:
+    run = make(tmp_path, services={"nats": 1, "router": 2, "decode-0": 3, "gateway": 4}, away=["prefill-0"])
+    assert run.absent({"router", "gateway", "a-guest"}) == ["decode-0", "prefill-0"]

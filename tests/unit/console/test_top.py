@@ -68,6 +68,10 @@ def test_what_changes_from_look_to_look_moves_nothing_beside_it() -> None:
         assert [at for at, sign in enumerate(before) if sign == "·"] == [at for at, sign in enumerate(after) if sign == "·"]
 
 
+def test_a_process_that_is_missing_is_named() -> None:
+    assert "! not ready: decode-0, router" in screen(look(0), look(1), "", Terminal(io.StringIO(), {}), ["decode-0", "router"])
+
+
 def test_errors_and_moves_stand_out_only_where_they_happen() -> None:
     quiet = screen(look(0), look(1), "", Terminal(io.StringIO(), {}))
     after = look(1, 'slipstream_http_errors_total 4\nslipstream_session_events_total{event="migrated"} 2\n')
