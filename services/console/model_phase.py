@@ -20,7 +20,7 @@ from shared.errors import ConfigError
 async def fetch_model(options: UpOptions, board: Board) -> None:
     """Convert (or find converted) the model of `options`. ModelFault: it cannot be served.
 
-    ConfigError: there is no such model, or the DRAM tier asked for cannot hold a block of it.
+    ConfigError: there is no such model, its context is shorter than what is asked for, or the DRAM tier cannot hold a block of it.
     """
     loop = asyncio.get_running_loop()
     engine = read_config(EngineConfig, os.environ)
@@ -32,10 +32,18 @@ async def fetch_model(options: UpOptions, board: Board) -> None:
         loop.call_soon_threadsafe(board.progress, "model", text, fraction)
 
     folder = await in_daemon_thread(lambda: resolve_model(options.model, cache_dir, report))
+    check_context(options, folder.max_model_len)
     if "kvstore" in options.roles and options.device != "sim":
         check_arena_holds(options, folder.architecture, engine.block_size)
     weight_bytes = sum((folder.path / name).stat().st_size for name in folder.weight_files)
     board.done("model", f"{folder.name} · {folder.architecture.family} · {size_text(weight_bytes)} of weights")
+
+
+def check_context(options: UpOptions, limit: int) -> None:
+    """ConfigError if more tokens are asked for than the model's `limit`. The simulated engine has none."""
+    if options.max_model_len > limit and options.device != "sim":
+        remedy = f"Give at most {limit}, or leave it away"
+        raise ConfigError("--max-model-len", options.max_model_len, f"the model's context is {limit} tokens", remedy=remedy)
 
 
 def _check_name(model: str, cache_dir: Path) -> None:

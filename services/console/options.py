@@ -79,6 +79,8 @@ def parse_options(argv: Sequence[str]) -> UpOptions:
     fields = {name: value for name, value in vars(parsed).items() if name != "only"}
     options = UpOptions(**fields, roles=parsed.only or ALL_ROLES)
     _check_numbers(options, argv)
+    if options.run and not options.is_joining:
+        raise ConfigError("--run", options.run, "names a stack to join", remedy="Say with what: --only prefill,decode,kvstore")
     if options.nats_creds and not options.nats_url:
         raise ConfigError("--nats-creds", str(options.nats_creds), "is for an existing NATS", remedy="Name it: --nats-url nats://HOST:4222")
     for flag, path in (("--keys", options.keys), ("--nats-creds", options.nats_creds)):

@@ -95,6 +95,7 @@ def test_keys_that_are_none_are_named_as_they_were_given(tmp_path: Path, monkeyp
         ["--device", "sim", "--kv-format", "fp8"],
         ["--nats-port", "8000", "--port", "8000"],
         ["--nats-creds", "x.creds"],
+        ["--run", "122532"],
         ["--keys", "nowhere"],
         ["--host", "0.0.0.0"],
     ],
