@@ -72,6 +72,9 @@ def _parser() -> Parser:
     request.add_argument(
         "--replies", type=whole_number(0, 10**9), default=1, metavar="N", help="answers to wait for; 0: all, until the empty one (a stream)"
     )
+    request.add_argument(
+        "-H", "--header", type=_header, action="append", default=[], metavar="NAME:VALUE", help="for example 'Authorization: Bearer ss-…'"
+    )
     request.add_argument("--timeout", type=number(0.001, 86_400), default=60.0, metavar="S", help="silence that ends the wait (default 60)")
     return parser
 
@@ -87,6 +90,13 @@ def _subject(text: str) -> str:
     if not re.fullmatch(r"[^\s.*>]+(\.[^\s.*>]+)*", text):
         raise argparse.ArgumentTypeError(f"{text!r} is no subject to ask: words with dots between them\nFor example: ss.v1.models")
     return text
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    if not colon or not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) or not re.fullmatch(r"[ -~]*", value):
+        raise argparse.ArgumentTypeError(f"{text!r} is no header: a name, a colon and a value\nFor example: Authorization: Bearer ss-…")
+    return name, value.strip()
 
 
 def server_config(namespace: str, store_dir: str) -> str:
@@ -147,7 +157,7 @@ async def _request(bus: Bus, terminal: Terminal, options: argparse.Namespace) ->
     """Show `--replies` answers (0: all until the empty one)."""
     body = sys.stdin.read() if options.body == "-" else options.body
     num_left = options.replies
-    async for message in bus.request_many(options.subject, body.encode(), stall_s=options.timeout):
+    async for message in bus.request_many(options.subject, body.encode(), stall_s=options.timeout, headers=dict(options.header)):
         _raise_service_error(message)
         if message.payload:
             terminal.say(message.payload.decode(errors="replace"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from services.gateway.tokenizer import Tokenizer
 from shared.bus.base import Bus, Entry
-from shared.errors import BusClosed, BusError, MalformedMessage, ModelFault, ModelNotFound
+from shared.errors import BusClosed, BusError, MalformedMessage, ModelFault, ModelNotFound, NoCapacity
 from shared.fleet import Fleet
 from shared.messages.codec import decode
 from shared.messages.fleet import ModelCard
@@ -81,22 +81,28 @@ class Models:
         return list(by_name.values())
 
     def get(self, name: str) -> Model:
-        """Raises ModelNotFound naming what is served. A model whose workers are away for a moment is still known: the router decides."""
+        """A model whose workers are away for a moment is still known: the router decides. Raises ModelNotFound naming what is served, or
+        NoCapacity if nothing is: what was asked for may be about to come."""
         for model in self.served():
             if model.card.name == name:
                 return model
         for model in self._models.values():
             if model.card.name == name:
                 return model
-        raise ModelNotFound(name, sorted(model.card.name for model in self.served()))
+        served = sorted(model.card.name for model in self.served())
+        raise ModelNotFound(name, served) if served else self._none_yet()
 
     def name_of(self, model: ModelId) -> str | None:
         """What clients call a model; None until its card is known."""
         return next((known.card.name for known in self._models.values() if known.id == model), None)
 
     def default(self) -> Model:
-        """For calls that name no model."""
+        """For calls that name no model. Raises NoCapacity."""
         served = self.served()
         if not served:
-            raise ModelNotFound("", [])
+            raise self._none_yet()
         return served[0]
+
+    @staticmethod
+    def _none_yet() -> NoCapacity:
+        return NoCapacity("no model is served yet: a decode worker is starting, or none runs", param="model", retry_after_s=1)

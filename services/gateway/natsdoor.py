@@ -100,7 +100,7 @@ class NatsDoor:
         self._free.release()
 
     async def _call(self, message: Message) -> None:
-        headers = {name.lower(): value for name, value in message.headers.items()}
+        headers = message.headers
         try:
             tenant = self._keys.tenant(headers.get("authorization", ""))
             body, ignored = parse_call(message.payload)
@@ -149,10 +149,17 @@ class NatsDoor:
         except BusError as lost:
             log.info("an error could not be told to its caller: %s", lost)
 
-    async def _models(self, _message: Message) -> bytes:
+    async def _models(self, message: Message) -> bytes:
         began_ns = time.perf_counter_ns()
-        answer = msgspec.json.encode({"object": "list", "data": self._http.model_list()})
         self._models_stats.num_requests += 1
+        try:
+            self._keys.tenant(message.headers.get("authorization", ""))
+        except SlipstreamError as error:
+            self._telemetry.count("nats_refused", reason=error.code)
+            self._models_stats.num_errors += 1
+            self._models_stats.last_error = f"{error.status}:{error.code}"
+            raise
+        answer = msgspec.json.encode({"object": "list", "data": self._http.model_list()})
         self._models_stats.processing_time += time.perf_counter_ns() - began_ns
         return answer
 

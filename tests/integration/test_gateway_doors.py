@@ -104,7 +104,7 @@ async def test_a_call_over_nats_is_answered_whole_or_streamed(cluster: Cluster, 
     chunks = [msgspec.json.decode(message.payload) for message in messages[:-1]]
     text = "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
     assert text == expected["choices"][0]["text"]
-    models = await bus.request(cluster.gateway.subjects.front_door("models"), b"", timeout_s=5.0)
+    models = await bus.request(cluster.gateway.subjects.front_door("models"), b"", timeout_s=5.0, headers=key)
     assert msgspec.json.decode(models.payload)["data"][0]["id"] == MODEL
 
 
@@ -112,11 +112,22 @@ async def test_both_endpoints_are_counted_and_timed(cluster: Cluster, make_bus: 
     bus, front_door = await make_bus(), cluster.gateway.subjects.front_door
     await bus.request(front_door("generate"), body(), timeout_s=10.0, headers={"Authorization": "Bearer red-key"})
     await bus.request(front_door("generate"), body(), timeout_s=10.0)  # no key
-    await bus.request(front_door("models"), b"", timeout_s=10.0)
+    await bus.request(front_door("models"), b"", timeout_s=10.0, headers={"Authorization": "Bearer red-key"})
+    refused = await bus.request(front_door("models"), b"", timeout_s=10.0)
+    assert (refused.payload, refused.headers["nats-service-error-code"]) == (b"", "401")
     await until(lambda: cluster.gateway.endpoint_stats()["generate"]["processing_time"])
     generate, models = (cluster.gateway.endpoint_stats()[name] for name in ("generate", "models"))
     assert (generate["num_requests"], generate["num_errors"], generate["last_error"]) == (2, 1, "401:invalid_api_key")
-    assert (models["num_requests"], models["num_errors"]) == (1, 0) and models["processing_time"]
+    assert (models["num_requests"], models["num_errors"], models["last_error"]) == (2, 1, "401:invalid_api_key")
+    assert models["processing_time"]
+
+
+async def test_without_any_model_a_call_is_told_to_come_back(make_bus: Buses, namespace: str, tmp_path: Path) -> None:
+    async with Cluster(make_bus, namespace, tmp_path) as alone:
+        reply = await Web(alone.gateway.describe().http_address).post("/v1/completions", body())
+        assert (reply.status, reply.error["code"], reply.headers["retry-after"]) == (503, "no_workers", "1")
+        over_nats = await (await make_bus()).request(alone.gateway.subjects.front_door("generate"), body(), timeout_s=10.0)
+        assert over_nats.headers["nats-service-error-code"] == "503"
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,4 @@
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,9 @@ import pytest
 from services.console import nats as command
 from services.console.nats import server_config, url_with_user
 from services.console.run_folder import Run, write_secret
+from services.console.terminal import Terminal
+from shared.bus.base import Message
+from shared.bus.memory import MemoryBroker, MemoryBus
 
 ROOT = Path(__file__).parents[3]
 
@@ -83,3 +87,23 @@ def test_the_address_for_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(command, "find_run", lambda *_: make(tmp_path))
     assert command.run(["url", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"url": "nats://127.0.0.1:4222"}
+
+
+async def test_headers_travel_with_a_request(capsys: pytest.CaptureFixture[str]) -> None:
+    bus = MemoryBus(MemoryBroker())
+
+    async def answer(message: Message) -> bytes:
+        return message.headers["authorization"].encode()
+
+    serving = await bus.serve("a.b", answer)
+    options = command._parser().parse_args(["req", "a.b", "-H", "Authorization: Bearer ss-1"])
+    assert await command._request(bus, Terminal(), options) == 0
+    await serving.close()
+    await bus.close()
+    assert capsys.readouterr().out == "Bearer ss-1\n"
+
+
+@pytest.mark.parametrize("header", ["Authorization", "a b: c", ": c", "a: b\r\nc: d", "a: ü"])
+def test_what_is_no_header(header: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="no header"):
+        command._header(header)
