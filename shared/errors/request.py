@@ -51,7 +51,7 @@ class ModelNotFound(RequestError):
     status = 404
 
     def __init__(self, model: str, served: list[str]) -> None:
-        super().__init__(f"model {model[:64]!r} is not served; served: {', '.join(served) or 'none yet'}", param="model")
+        super().__init__(f"model {model[:64]!r} is not served; served: {', '.join(served)}", param="model")
         self.model = model
         self.served = served
 
