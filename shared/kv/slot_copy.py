@@ -62,9 +62,11 @@ def copy_in(
 
     Returns how many leading blocks are good, and what was wrong with the first that is not; nothing of that one is left in the pool.
     """
-    staging = memoryview(bytearray(max(one.num_bytes for one in expected)))
+    staging = memoryview(b"")
     for index, (place, block, block_id) in enumerate(zip(places, expected, block_ids, strict=True)):
         own = device.host_block(block_id)
+        if own is None and not staging:
+            staging = memoryview(bytearray(max(one.num_bytes for one in expected)))
         verdict = _copy_checked(memory, place, block, staging if own is None else own)
         if verdict:
             if own is not None:
